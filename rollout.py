@@ -1,0 +1,432 @@
+"""Sessions: an agent with a small context window searches, compacts its context, forks subagents, and answers.
+
+One attempt at a question is a *trajectory*. It is recorded as a flat log of fragments of token ids: what the harness
+showed and what the model wrote. `segment` cuts the log into *sessions*, the unit that Mosaic credits:
+
+    ordinary     the main agent in one context, cut at a compaction, at a fork, at the end
+    compaction   the agent sees its whole context and writes a summary; the next session starts from that alone
+    subagent     a fresh context with a delegated sub-question; only its report reaches the parent
+
+    question   page     page    compaction         summary   page
+    |--ordinary: search, search--|--compaction--|  |--ordinary: search, answer--|
+
+Text becomes tokens at the edges only: each fragment is encoded once, on its own, and what the model wrote is kept as the
+ids that it sampled. Run `python rollout.py` for one scripted trajectory of each scenario, cut into its sessions.
+"""
+import random
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast
+
+WINDOWS = {"compaction": 74, "subagent": 60}         # the scenarios, and a window that is too small for all pages
+KINDS = ("ordinary", "compaction", "subagent")
+NAMES = "anna boris clara david emma felix greta hugo ines jonas kira leon maria nils olga paul".split()
+TOPICS = {"city": "paris rome oslo cairo lima delhi", "pet": "cat dog parrot hamster rabbit turtle",
+          "drink": "tea coffee milk juice cocoa water", "sport": "chess tennis judo rowing golf hockey"}
+NOTHING, ERROR, FULL, COMPACT = "nothing found", "error", "window full", "<compact/>"    # what the harness may say
+TAGS = "search|answer|fork|report|summary"
+PLAIN = rf"((?:(?!</?(?:{TAGS})>|<compact/>).)*)"                   # text without any tag
+ACTION = re.compile(rf"{PLAIN}(?:<({TAGS})>{PLAIN}</\2>|<compact/>)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The limits of an attempt. Window and limit are in tokens, turns counts all actions of all agents."""
+    scenario: str = "compaction"
+    window: int = 74            # no model call ever exceeds it
+    turns: int = 12
+    limit: int = 14             # tokens of one action
+
+
+@dataclass
+class Question:
+    """A question, its one right answer, and the pages that a search can return (query -> text)."""
+    question: str
+    answer: str
+    pages: dict
+
+
+@dataclass
+class Session:
+    """One stretch of model calls in one context (design, section 3.1). All lists are as long as `ids`."""
+    kind: str
+    ids: list                   # every token the model saw and wrote, as sampled
+    mask: list                  # 1 where the model wrote the token in this session
+    logps: list                 # log-probability at sampling time, 0 where mask is 0
+    before: list                # the state before: token ids of a context at which the agent is about to act
+    after: list = None          # the state after
+    closing: int = 0            # where the closing action starts; len(ids) if it has none
+    stop: str = ""              # compact, fork, summary, report, answered, out of turns, out of window
+    gain: float = float("nan")  # information gain of the session, filled in by infogain.py; nan: it has none
+    normalized_gain: float = 0.
+    scores: tuple = ()          # score before and after, floored
+
+
+@dataclass
+class Trajectory:
+    """One attempt: its sessions, why it stopped, what it answered ("" for nothing), its reward."""
+    question: Question
+    sessions: list
+    stop: str                   # answered, out of turns, out of window
+    answer: str
+    reward: float
+    advantage: float = field(default=0.)        # A', filled in by train.py
+
+
+# ---------------------------------------------------------------- the toy search task
+
+def make_question(rng, clues=3, page=6):
+    """Draw a question with a world of its own: exactly one person is on all `clues` pages of `page` names each.
+
+    Each page holds the answer, a decoy for every other clue (who is on all pages but that clue's), and others.
+    """
+    topics = rng.sample(sorted(TOPICS), clues)
+    words = [rng.choice(TOPICS[topic].split()) for topic in topics]
+    answer, *others = rng.sample(NAMES, len(NAMES))
+    decoys, others = others[:clues], others[clues:]
+    pages = {}
+    for i, word in enumerate(words):
+        fill = page - clues                     # the answer and clues - 1 decoys stand on the page already
+        names = [answer, *decoys[:i], *decoys[i + 1:], *others[i * fill:(i + 1) * fill]]
+        pages[word] = " ".join(rng.sample(names, len(names)))
+    return Question(" ".join(words), answer, pages)
+
+
+# ---------------------------------------------------------------- text and tokens
+
+def tiny_tokenizer():
+    """A word-level tokenizer for the toy world: every name, clue and tag is one token, white space is none."""
+    tags = [f"<{slash}{tag}>" for tag in TAGS.split("|") for slash in ("", "/")]
+    words = ["<unk>", "user", "assistant", ":", *f"{NOTHING} {ERROR} {FULL} {COMPACT}".split(), *tags, *NAMES]
+    words += " ".join(TOPICS.values()).split()
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(),
+                                                  pre_tokenizers.Split(Regex("</?[a-z]+/?>"), "isolated")])
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<|im_end|>",
+                                   pad_token="<|endoftext|>", extra_special_tokens=["<|im_start|>"])
+
+
+@lru_cache(maxsize=4096)
+def encode(tokenizer, text):
+    """Token ids of a text, all of them ordinary: a control token spelled out in `text` stays text."""
+    return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+
+
+def control(tokenizer):
+    """The ids of ChatML's two control tokens, start and end of a message."""
+    return tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+
+
+def message(tokenizer, text):
+    """One user message in ChatML and the header under which the agent acts next."""
+    start, end = control(tokenizer)
+    return [start, *encode(tokenizer, "user\n"), *encode(tokenizer, text), end,
+            *encode(tokenizer, "\n"), start, *encode(tokenizer, "assistant\n")]
+
+
+def show(tokenizer, context, text):
+    """The ids to append to a context so that it shows `text` next; closes the agent's message if the agent did not."""
+    end = control(tokenizer)[1]
+    close = [end] if context and context[-1] != end else []
+    return [*close, *(encode(tokenizer, "\n") if context else ()), *message(tokenizer, text)]
+
+
+def read_action(tokenizer, ids):
+    """The (tag, body) of a turn: free text and exactly one action tag at its end. Anything else is ("", "")."""
+    match = ACTION.fullmatch(tokenizer.decode(ids[:-1])) if ids[-1] == control(tokenizer)[1] else None
+    return ("", "") if match is None else (match[2] or "compact", " ".join((match[3] or "").split()))
+
+
+# ---------------------------------------------------------------- the harness
+
+def attempt(question, task, tokenizer):
+    """One attempt as a coroutine: yields the context in which the model is to act, is sent (ids, log-probabilities).
+
+    Returns (log, answer). The log is a list of (event, ids, logps): `open` the first context, `act` what the model
+    wrote, `observe` a page or an error, `compact` the request for a summary, `resume` the context that the summary
+    opens, `fork` a subagent's context, `return` its report in the parent's context, and at the end `stop` with the
+    reason in place of ids.
+    """
+    room = task.window - task.limit                         # a context leaves room for one action and, if it may be
+    if task.scenario == "compaction":                       # compacted, for the request and the summary
+        room -= len(show(tokenizer, [None], COMPACT)) + task.limit
+    context, parent, role = message(tokenizer, question.question), None, "main"
+    log = [("open", context, [])]
+    for _ in range(task.turns):
+        ids, logps = yield context
+        log.append(("act", ids, logps))
+        written = context + ids
+        tag, body = read_action(tokenizer, ids)
+        if tag == "answer" and role == "main":
+            return log + [("stop", "answered", [])], body
+        event, text = respond(question, task.scenario, role, tag, body,
+                              fits=lambda text: len(written) + len(show(tokenizer, written, text)) <= room)
+        base = {"resume": [], "fork": [], "return": parent}.get(event, written)
+        new = show(tokenizer, base, text)
+        if len(base) + len(new) > room and event != "compact":
+            return log + [("stop", "out of window", [])], ""
+        log.append((event, new, []))
+        parent = written if event == "fork" else parent
+        role = {"compact": "compaction", "resume": "main", "fork": "subagent", "return": "main"}.get(event, role)
+        context = base + new
+    return log + [("stop", "out of turns", [])], ""
+
+
+def respond(question, scenario, role, tag, body, fits):
+    """The harness's (event, text) upon an action that is no answer. An action that is not allowed gets an error.
+
+    fits: whether a text still fits the agent's context. If not, the main agent must compact, a subagent is sent home.
+    """
+    if role == "compaction":                                # whatever it wrote: without a summary, nothing is kept
+        return "resume", question.question + (f"\n<summary>{body}</summary>" if tag == "summary" else "")
+    if tag == "compact" and scenario == "compaction":
+        return "compact", COMPACT
+    if tag == "fork" and scenario == "subagent" and role == "main":
+        return "fork", f"<fork>{body}</fork>"
+    if tag == "report" and role == "subagent":
+        return "return", f"<report>{body}</report>"
+    text = question.pages.get(body, NOTHING) if tag == "search" else ERROR
+    if fits(text) or (scenario, role) == ("subagent", "main"):
+        return "observe", text
+    return ("compact", COMPACT) if scenario == "compaction" else ("return", FULL)
+
+
+# ---------------------------------------------------------------- sessions
+
+def segment(log):
+    """Cut the log of one attempt into its sessions (design, section 3.1). Pure: token ids in, sessions out.
+
+    A session that continues a context holds all of it, with mask 0 on what earlier sessions wrote, so that every
+    sampled token has mask 1 in exactly one session.
+    """
+    sessions, parent = [], None
+
+    def begin(kind, ids, before):
+        sessions.append(Session(kind, list(ids), [0] * len(ids), [0.] * len(ids), before, closing=len(ids)))
+        return sessions[-1]
+
+    def end(stop, after):
+        now.stop, now.after = stop, after
+
+    for event, ids, logps in log:
+        if event == "open":
+            now = begin("ordinary", ids, before=ids)
+        elif event in ("act", "observe"):
+            wrote = event == "act"
+            now.closing = len(now.ids) if wrote else len(now.ids) + len(ids)
+            now.ids, now.mask = now.ids + ids, now.mask + [int(wrote)] * len(ids)
+            now.logps = now.logps + (logps if wrote else [0.] * len(ids))
+        elif event == "compact":
+            end("compact", now.ids[:now.closing])
+            now = begin("compaction", now.ids + ids, before=now.after)
+        elif event == "resume":
+            end("summary", ids)
+            now = begin("ordinary", ids, before=ids)
+        elif event == "fork":
+            end("fork", now.ids[:now.closing])
+            parent = now
+            now = begin("subagent", ids, before=parent.after)
+        elif event == "return":
+            end("report", parent.ids + ids)
+            now = begin("ordinary", now.after, before=now.after)
+        elif event == "stop":       # what a summary or a report would have brought never came
+            end(ids, now.ids[:now.closing] if now.kind == "ordinary" else now.before)
+    return [session for session in sessions if any(session.mask)]
+
+
+# ---------------------------------------------------------------- batched sampling
+
+class SlotCache:
+    """Keys and values of many contexts, each in a slot of its own, so that a context is never computed twice.
+
+    Position p of slot s holds the key of token p of that slot's context. A query at position p sees positions 0..p of
+    its own slot only; what lies beyond (padding, an abandoned context) is overwritten before it can be seen.
+    """
+
+    def __init__(self, slots, window):
+        self.window, self.layers = window, {}
+        self.held = [[] for _ in range(slots)]      # the ids whose keys each slot holds
+
+    def forward(self, model, slots, ids, start):
+        """Hidden states of new tokens: ids (B, N), right-padded, at positions start (B,) of `slots` (B,) -> (B, N, H)."""
+        positions = start[:, None] + torch.arange(ids.shape[1], device=ids.device)      # (B, N)
+        self.slots, self.positions = slots, positions.clamp(max=self.window)    # the last place is for padding only
+        self.reach = min(int(positions.max()) + 1, self.window)
+        visible = torch.arange(self.reach, device=ids.device) <= positions[:, :, None]  # (B, N, reach)
+        return model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
+                                cache=self, use_cache=True).last_hidden_state           # (B, N, H)
+
+    def update(self, keys, values, layer, **_):
+        """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all so far."""
+        if layer not in self.layers:
+            _, heads, _, dim = keys.shape
+            self.layers[layer] = [x.new_zeros(len(self.held), self.window + 1, heads, dim) for x in (keys, values)]
+        for store, new in zip(self.layers[layer], (keys, values)):
+            store[self.slots[:, None], self.positions] = new.transpose(1, 2)            # (B, N, heads, D)
+        return [store[self.slots, :self.reach].transpose(1, 2) for store in self.layers[layer]]     # (B, heads, reach, D)
+
+
+@torch.no_grad()
+def sample(model, cache, slots, contexts, uniforms, stop, temperature):
+    """One turn for B contexts at once: sample until the `stop` token or the limit; finished rows leave the batch.
+
+    slots: B slot numbers. contexts: B lists of ids. uniforms: (B, limit) in [0, 1), one per token, so that what a row
+    samples does not depend on the other rows. temperature: 0 takes the likeliest token.
+    Returns B pairs (ids, log-probabilities at this temperature), the stop token included where it was sampled.
+    """
+    device, (B, limit) = model.device, uniforms.shape
+    start = [shared_prefix(cache.held[slot], context[:-1]) for slot, context in zip(slots, contexts)]
+    fresh = [torch.tensor(context[begin:]) for context, begin in zip(contexts, start)]
+    length = torch.tensor([len(row) for row in fresh], device=device)                   # (B,)
+    where, position = torch.tensor(slots, device=device), torch.tensor(start, device=device)    # (B,)
+    hidden = cache.forward(model, where, pad_sequence(fresh, batch_first=True).to(device), position)    # (B, N, H)
+    hidden, position = hidden[torch.arange(B, device=device), length - 1], position + length    # (B, H), (B,)
+    live, uniforms = torch.arange(B, device=device), uniforms.to(device)                # rows that still write
+    ids, logps = torch.full((B, limit), -1, device=device), torch.zeros(B, limit, device=device)
+    for step in range(limit):
+        logits = model.get_output_embeddings()(hidden).float()                          # (live, V)
+        logp = (logits / (temperature or 1.)).log_softmax(-1)
+        if temperature == 0:
+            token = logp.argmax(-1)                                                     # (live,)
+        else:                                   # inverse of the cumulative distribution, at the row's own uniform
+            mass = logp.exp().cumsum(-1)
+            token = torch.searchsorted(mass, uniforms[live, step, None] * mass[:, -1:], right=True)[:, 0]   # (live,)
+        ids[live, step], logps[live, step] = token, logp.gather(1, token[:, None])[:, 0]
+        going = token != stop
+        live, token = live[going], token[going]
+        if step == limit - 1 or not len(live):
+            break
+        hidden = cache.forward(model, where[live], token[:, None], position[live] + step)[:, 0]         # (live, H)
+    actions = []
+    for slot, context, row, probs, n in zip(slots, contexts, ids.tolist(), logps.tolist(), (ids >= 0).sum(1).tolist()):
+        cache.held[slot] = context + row[:n - 1]                # the last token was never fed
+        actions.append((row[:n], probs[:n]))
+    return actions
+
+
+def shared_prefix(a, b):
+    """Length of the longest common prefix of two lists."""
+    if b[:len(a)] == a:
+        return len(a)
+    return next(i for i in range(len(a)) if i == len(b) or a[i] != b[i])
+
+
+def rollout(model, tokenizer, questions, task, generator, temperature=1.):
+    """Attempt every question (repeat it for a group) in lockstep, turn by turn. Returns a list of Trajectory.
+
+    generator: a CPU torch.Generator; each attempt draws its own row of uniform numbers from it.
+    """
+    uniforms = torch.rand(len(questions), task.turns, task.limit, generator=generator)     # (B, turns, limit)
+    attempts = [attempt(question, task, tokenizer) for question in questions]
+    contexts = {i: next(run) for i, run in enumerate(attempts)}
+    cache, done, stop = SlotCache(len(questions), task.window), {}, control(tokenizer)[1]
+    for turn in range(task.turns):
+        live = list(contexts)
+        if not live:
+            break
+        actions = sample(model, cache, live, list(contexts.values()), uniforms[live, turn], stop, temperature)
+        for i, action in zip(live, actions):
+            try:
+                contexts[i] = attempts[i].send(action)
+            except StopIteration as finished:
+                done[i], _ = finished.value, contexts.pop(i)
+    return [finish(question, *done[i]) for i, question in enumerate(questions)]
+
+
+def finish(question, log, answer):
+    """The trajectory of a finished attempt; reward 1 for exactly the right answer, else 0."""
+    return Trajectory(question, segment(log), log[-1][1], answer, float(answer == question.answer))
+
+
+# ---------------------------------------------------------------- the scripted teacher
+
+FORGET, EARLY, GUESS, REPEAT = .15, .15, .2, .1         # how often it drops a name, compacts or answers too early, repeats
+
+
+def inside(tag, text):
+    """What the first `tag` of a text holds, as words; [] where there is none."""
+    found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return found[1].split() if found else []
+
+
+def read(text):
+    """What a careful reader knows from a context's text: (opening, last) messages, clues done, names left, pages seen.
+
+    Names left are those on every page, report and summary so far; None while there was none.
+    """
+    opening, *rest = re.findall(r"<\|im_start\|>\s*(?:user|assistant)\s*(.*?)\s*<\|im_end\|>", text, re.DOTALL)
+    summary = " ".join(inside("summary", opening))
+    done, left = [part.split() for part in summary.split(":")] if ":" in summary else ([], None)
+    pages = 0
+    for action, result in zip(rest[0::2], rest[1::2]):
+        clues = inside("search", action) or inside("fork", action)
+        if clues and result not in (NOTHING, ERROR, FULL, COMPACT):
+            names = inside("report", result) if "<report>" in result else result.split()
+            done = done + [clue for clue in clues if clue not in done]
+            left = [name for name in (names if left is None else left) if name in names]
+            pages += "<search>" in action
+    return (opening, rest[-1] if rest else ""), done, left, pages
+
+
+def teacher(text, task, rng):
+    """An imperfect agent's next action, read off its context's text; demonstrations of it warm up the tiny model."""
+    (opening, last), done, left, pages = read(text)
+    if last == COMPACT:
+        return f"<summary>{' '.join(done)} : {' '.join(name for name in left or [] if rng.random() > FORGET)}</summary>"
+    delegated = inside("fork", opening)
+    clues = delegated or opening.split("<summary>")[0].split()
+    todo = [clue for clue in clues if clue not in done]
+    if delegated and (not todo or pages == 2 or pages and rng.random() < EARLY):
+        return f"<report>{' '.join((left or [])[:6])}</report>"
+    if not delegated and (not todo or left is not None and rng.random() < GUESS):
+        return f"<answer>{rng.choice(left or NAMES)}</answer>"
+    if task.scenario == "subagent" and not delegated and (pages == 2 or rng.random() < .6):
+        return f"<fork>{' '.join(rng.sample(todo, rng.randint(1, len(todo))))}</fork>"
+    if task.scenario == "compaction" and pages and rng.random() < EARLY:
+        return "<compact/>"
+    return f"<search>{rng.choice(clues if rng.random() < REPEAT else todo)}</search>"
+
+
+def demonstrate(question, task, tokenizer, rng):
+    """The trajectory of the teacher's attempt at a question."""
+    run = attempt(question, task, tokenizer)
+    context = next(run)
+    while True:
+        ids = [*encode(tokenizer, teacher(tokenizer.decode(context), task, rng)), control(tokenizer)[1]]
+        try:
+            context = run.send((ids, [0.] * len(ids)))
+        except StopIteration as finished:
+            return finish(question, *finished.value)
+
+
+# ---------------------------------------------------------------- a worked example
+
+def describe(session, tokenizer):
+    """A session as text, what the model wrote in it between [ and ]."""
+    text, wrote = "", 0
+    for token, mask in zip(session.ids, session.mask):
+        text += (" [" if mask > wrote else "] " if mask < wrote else " ") + tokenizer.decode([token])
+        wrote = mask
+    return text.strip() + ("]" if wrote else "")
+
+
+def demo():
+    tokenizer, rng = tiny_tokenizer(), random.Random("demo 2")
+    for scenario, window in WINDOWS.items():
+        question = make_question(rng)
+        trajectory = demonstrate(question, Task(scenario, window), tokenizer, rng)
+        print(f"\nScenario {scenario}: who fits {question.question!r}? ({question.answer})")
+        for clue, page in question.pages.items():
+            print(f"  page {clue}: {page}")
+        print(f"The teacher {trajectory.stop} {trajectory.answer!r}: reward {trajectory.reward}. Its sessions, the agent's tokens in []:")
+        for i, session in enumerate(trajectory.sessions, 1):
+            print(f"  {i}. {session.kind}, {len(session.ids)} tokens, ended by: {session.stop}\n     {describe(session, tokenizer)}")
+
+
+if __name__ == "__main__":
+    demo()

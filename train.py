@@ -1,0 +1,395 @@
+"""The GRPO update: sample groups of attempts, credit every token, take one clipped policy-gradient step. Repeat.
+
+    python train.py                                             # the main job: broadcast and Mosaic, side by side
+    python train.py --scenario subagent --method mosaic         # one method, the other scenario
+    python train.py --model runs/compaction/mosaic/model --method mosaic --out runs/longer      # go on from a saved model
+
+One step: `rollout` attempts each question `group_size` times; `score_sessions` measures what each session gained;
+`credit` turns rewards, session counts and gains into one advantage per token; `update` takes the step. The four methods
+are one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, `mosaic` both.
+"""
+import argparse
+import copy
+import hashlib
+import inspect
+import json
+import random
+import shutil
+import sys
+import time
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
+from transformers.utils.logging import tqdm
+
+import rollout as rollout_module
+from figures.plot import plot_curves
+from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, token_logprobs
+from mosaic import session_advantage, trajectory_advantage
+from rollout import (KINDS, WINDOWS, Task, control, demonstrate, describe, make_question, rollout, tiny_tokenizer)
+
+METHODS = {"broadcast": (0, 0), "usage": (1, 0), "gain": (0, 1), "mosaic": (1, 1)}      # which of the two signals are on
+
+
+def seeded(*purpose):
+    """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same numbers."""
+    return random.Random(" ".join(map(str, purpose)))
+
+
+def torch_seeded(*purpose):
+    return torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
+
+
+# ---------------------------------------------------------------- the model
+
+def tiny_model(tokenizer, seed):
+    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section 5)."""
+    start, end = control(tokenizer)
+    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=4, head_dim=32, tie_word_embeddings=True,
+                         initializer_range=.1, rope_parameters={"rope_type": "default", "rope_theta": 1000.},
+                         max_position_embeddings=1024, bos_token_id=None, eos_token_id=end,
+                         pad_token_id=tokenizer.pad_token_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(seed, "weights").getrandbits(63))
+        return Qwen3ForCausalLM(config)
+
+
+def warm_start(model, tokenizer, task, seed, steps, attempts=24, lr=1e-2):
+    """Supervised training on demonstrations by the imperfect teacher, so that reinforcement has something to reinforce."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(.9, .95), weight_decay=0., fused=True)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 50, steps)
+    rng, bar = seeded(seed, "demonstrations"), tqdm(range(steps), desc=f"warm start ({task.scenario})", mininterval=1)
+    for _ in bar:
+        shown = [demonstrate(make_question(rng), task, tokenizer, rng) for _ in range(attempts)]
+        ids, mask = zip(*[row[:2] for trajectory in shown for row in merge_sessions(trajectory.sessions)])
+        ids, mask = pad(ids).to(model.device), pad(mask, torch.bool).to(model.device)       # (S, T)
+        loss = -token_logprobs(model, ids, mask).sum() / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        optimizer.step()
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+
+
+def warm_tiny_model(task, seed, steps, device, cache, fresh):
+    """The warmed-up tiny model and its tokenizer, from the cache folder if it was built before by the same code."""
+    code = inspect.getsource(rollout_module) + inspect.getsource(tiny_model) + inspect.getsource(warm_start)
+    key = hashlib.sha256(f"{task} {seed} {steps} {code}".encode()).hexdigest()[:12]
+    tokenizer, folder = tiny_tokenizer(), Path(cache) / f"tiny-{task.scenario}-seed{seed}-{key}"
+    if folder.exists() and not fresh:
+        return AutoModelForCausalLM.from_pretrained(folder).to(device), tokenizer
+    model = tiny_model(tokenizer, seed).to(device)
+    warm_start(model, tokenizer, task, seed, steps)
+    save(model, tokenizer, folder)
+    return model, tokenizer
+
+
+def save(model, tokenizer, folder):
+    """Write model and tokenizer in Hugging Face format; the folder appears under its name only when it is whole."""
+    partial_folder = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    model.save_pretrained(partial_folder)
+    tokenizer.save_pretrained(partial_folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial_folder.rename(folder)
+
+
+# ---------------------------------------------------------------- credit: from trajectories to one advantage per token
+
+def collect(model, tokenizer, questions, group_size, task, generator, usage, temperature=1.):
+    """Attempt every question `group_size` times, score and credit the sessions. Returns (trajectories, seconds)."""
+    times = [time.perf_counter()]
+    attempts = [question for question in questions for _ in range(group_size)]
+    trajectories = rollout(model, tokenizer, attempts, task, generator, temperature)
+    times.append(time.perf_counter())
+    score_sessions(trajectories, tokenizer, partial(answer_logprob, model))
+    for i in range(0, len(trajectories), group_size):
+        credit(trajectories[i:i + group_size], usage)
+    times.append(time.perf_counter())
+    return trajectories, {"rollout": times[1] - times[0], "scoring": times[2] - times[1]}
+
+
+def credit(group, usage):
+    """Fill in `advantage` of the attempts of one group and `normalized_gain` of all their sessions."""
+    rewards = torch.tensor([trajectory.reward for trajectory in group])                     # (G,)
+    counts = torch.tensor([len(trajectory.sessions) for trajectory in group])               # (G,)
+    for trajectory, advantage in zip(group, trajectory_advantage(rewards, counts, usage).tolist()):
+        trajectory.advantage = advantage
+    sessions = [session for trajectory in group for session in trajectory.sessions]
+    gains = torch.tensor([session.gain for session in sessions])                            # (N,)
+    for session, gain in zip(sessions, normalize_by_kind(gains, [session.kind for session in sessions]).tolist()):
+        session.normalized_gain = gain
+
+
+def token_advantages(trajectories, gain_weight):
+    """One list of advantages per session, as long as its ids (0 where the model did not write the token)."""
+    sessions = [session for trajectory in trajectories for session in trajectory.sessions]
+    advantage = torch.tensor([t.advantage for t in trajectories for _ in t.sessions])       # (S,)
+    gain = torch.tensor([session.normalized_gain for session in sessions])                  # (S,)
+    mask = pad([session.mask for session in sessions], torch.bool)                          # (S, T)
+    closing = torch.tensor([s.closing if s.stop == "answered" else len(s.ids) for s in sessions])       # (S,)
+    final_answer = torch.arange(mask.shape[1]) >= closing[:, None]                          # (S, T)
+    tokens = session_advantage(advantage, gain, final_answer, gain_weight) * mask           # (S, T)
+    return [row[:len(session.ids)] for row, session in zip(tokens.tolist(), sessions)]
+
+
+def merge_sessions(sessions, advantages=None):
+    """Rows (ids, mask, logps, advantages) to train on: sessions that continue one context share one row.
+
+    The model then reads a fork's parent context once, not once per session; each sampled token is still trained once.
+    """
+    rows = []
+    for session, advantage in zip(sessions, advantages or [session.logps for session in sessions]):
+        new = [session.ids, session.mask, session.logps, advantage]
+        for row in rows:
+            if session.ids[:len(row[0])] == row[0] and not any(map(min, row[1], session.mask)):
+                row[1:] = [[a + b for a, b in zip_longest(old, add, fillvalue=0)] for old, add in zip(row[1:], new[1:])]
+                row[0] = session.ids
+                break
+        else:
+            rows.append(new)
+    return rows
+
+
+# ---------------------------------------------------------------- the update
+
+def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip_high=.28, ref_logps=None, kl=0.):
+    """The clipped surrogate, equation (6): -sum over the model's tokens of min(ratio A, clip(ratio) A), over denominator.
+
+    logps, old_logps, advantages: (S, T); mask: (S, T) bool. denominator: the number of the model's tokens of the WHOLE
+    step, so that the loss summed over micro-batches does not depend on how the step is split. ref_logps: (S, T), adds
+    kl times the unbiased estimate exp(d) - d - 1 of the divergence from the reference, d = ref_logps - logps.
+    Returns (loss, log_ratio): a scalar, and (S, T) without gradient for the statistics.
+    """
+    log_ratio = torch.where(mask, logps - old_logps, 0.)                                    # (S, T)
+    ratio = log_ratio.exp()
+    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if ref_logps is not None:
+        away = torch.where(mask, ref_logps - logps, 0.)                                     # (S, T)
+        surrogate = surrogate - kl * (away.exp() - away - 1)
+    return -torch.where(mask, surrogate, 0.).sum() / max(denominator, 1), log_ratio.detach()
+
+
+def update(model, optimizer, trajectories, args, gain_weight, reference=None):
+    """One optimizer step on all sampled tokens of a step's trajectories, in micro-batches. Returns its statistics."""
+    advantages = iter(token_advantages(trajectories, gain_weight))
+    rows = [row for t in trajectories for row in merge_sessions(t.sessions, [next(advantages) for _ in t.sessions])]
+    denominator = sum(sum(row[1]) for row in rows)
+    optimizer.zero_grad()
+    total, ratios = 0., []
+    for batch in micro_batches([len(row[0]) for row in rows], args.batch_tokens):
+        ids, mask, old_logps, advantage = (pad([rows[i][k] for i in batch], dtype).to(model.device)     # (S, T)
+                                           for k, dtype in enumerate((torch.long, torch.bool, torch.float, torch.float)))
+        logps = token_logprobs(model, ids, mask, args.temperature)                          # (S, T)
+        with torch.no_grad():
+            ref_logps = token_logprobs(reference, ids, mask, args.temperature) if reference else None
+        loss, log_ratio = grpo_loss(logps, old_logps, advantage, mask, denominator, ref_logps=ref_logps, kl=args.kl)
+        loss.backward()
+        total += loss.item()
+        ratios.append(log_ratio[mask])                                                      # (M,)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.).item()
+    optimizer.step()
+    ratio = torch.cat(ratios).exp()                                                         # (tokens of the step,)
+    return {"loss": total, "grad_norm": norm, "tokens": denominator, "ratio_mean": ratio.mean().item(),
+            "ratio_max": ratio.max().item(), "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item()}
+
+
+# ---------------------------------------------------------------- metrics and evaluation
+
+def mean(values):
+    """The mean of some numbers; None (null in JSON) where there are none."""
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def summarize(trajectories, group_size):
+    """Metrics of a batch of credited trajectories; the README's glossary explains each."""
+    sessions = [session for t in trajectories for session in t.sessions]
+    wins = [t for t in trajectories if t.reward > .5]
+    groups = [trajectories[i:i + group_size] for i in range(0, len(trajectories), group_size)]
+    return {"reward": mean(t.reward for t in trajectories), "success": len(wins) / len(trajectories),
+            "sessions": len(sessions) / len(trajectories), "sessions_per_success": mean(len(t.sessions) for t in wins),
+            **{f"sessions_{kind}": sum(s.kind == kind for s in sessions) / len(trajectories) for kind in KINDS},
+            **{f"gain_{kind}": mean(s.gain for s in sessions if s.kind == kind and s.gain == s.gain) for kind in KINDS},
+            **{stop.replace(" ", "_"): mean(t.stop == stop for t in trajectories)
+               for stop in ("answered", "out of turns", "out of window")},
+            "groups_without_variance": mean(len({t.reward for t in group}) == 1 for group in groups),
+            "entropy": -mean(logp for s in sessions for logp, mask in zip(s.logps, s.mask) if mask)}
+
+
+def gains_by_case(trajectories, tokenizer):
+    """Mean scores and gain by kind of session and by whether its states, before -> after, mention the answer at all."""
+    cases = {}
+    for t in trajectories:
+        for s in t.sessions:
+            if s.gain == s.gain:
+                known = ["present" if t.question.answer in tokenizer.decode(state) else "absent" for state in (s.before, s.after)]
+                cases.setdefault(f"{s.kind}: {' -> '.join(known)}", []).append((*s.scores, s.gain))
+    return {case: {"count": len(rows), **{name: mean(column) for name, column in zip(("before", "after", "gain"), zip(*rows))}}
+            for case, rows in sorted(cases.items())}
+
+
+def evaluate(model, tokenizer, task, args, usage):
+    """Held-out questions, the same at every call, sampled and greedy. Returns (metrics, the sampled trajectories)."""
+    rng = seeded(args.seed, "held-out questions")
+    questions = [make_question(rng) for _ in range(args.eval_questions)]
+    sampled, _ = collect(model, tokenizer, questions, args.group_size, task, torch_seeded(args.seed, "evaluation"), usage,
+                         args.temperature)
+    greedy = rollout(model, tokenizer, questions, task, torch_seeded(args.seed, "greedy"), temperature=0)
+    metrics = {**summarize(sampled, args.group_size), "success_greedy": mean(t.reward for t in greedy)}
+    return {f"eval_{name}": value for name, value in metrics.items()}, sampled
+
+
+def write_trajectories(path, step, trajectories, tokenizer, gain_weight):
+    """Append whole trajectories, session by session, as a person would want to read them; one JSON object per line."""
+    advantages = iter(token_advantages(trajectories, gain_weight))
+    with open(path, "a") as file:
+        for t in trajectories:
+            sessions = [{"kind": s.kind, "stop": s.stop, "tokens": len(s.ids), "written": sum(s.mask),
+                         "text": describe(s, tokenizer), "score_before": s.scores[0], "score_after": s.scores[1],
+                         "gain": s.gain if s.gain == s.gain else None, "normalized_gain": s.normalized_gain,
+                         "advantages": [round(a, 4) for a, m in zip(next(advantages), s.mask) if m]} for s in t.sessions]
+            line = {"step": step, "question": t.question.question, "answer": t.question.answer, "pages": t.question.pages,
+                    "answered": t.answer, "stop": t.stop, "reward": t.reward, "advantage": t.advantage, "sessions": sessions}
+            file.write(json.dumps(line) + "\n")
+
+
+# ---------------------------------------------------------------- the training loop
+
+def train(method, model, tokenizer, task, args, folder):
+    """Train a copy of `model` with one method; writes the run's folder. Returns the run's last evaluation."""
+    usage, gain_weight = (on * weight for on, weight in zip(METHODS[method], (args.usage, args.gain_weight)))
+    reference = model.requires_grad_(False) if args.kl else None
+    model = copy.deepcopy(model).requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr, betas=(.9, .95), weight_decay=0., fused=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**vars(args), "method": method, "usage": usage, "gain_weight": gain_weight,
+                                                    "window": task.window}, indent=2) + "\n")
+    bar, started, metrics = tqdm(range(args.steps + 1), desc=f"{method:9}", mininterval=1), time.perf_counter(), {}
+    for step in bar:
+        line = {"step": step}
+        if step % args.eval_every == 0 or step == args.steps:
+            metrics, sampled = evaluate(model, tokenizer, task, args, usage)
+            write_trajectories(folder / "trajectories.jsonl", step, sampled[:args.group_size], tokenizer, gain_weight)
+            line |= metrics | {"eval_gains_by_case": gains_by_case(sampled, tokenizer)}
+        if step < args.steps:
+            rng = seeded(args.seed, "questions", step)
+            trajectories, seconds = collect(model, tokenizer, [make_question(rng) for _ in range(args.questions)], args.group_size,
+                                            task, torch_seeded(args.seed, "rollout", step), usage, args.temperature)
+            begin = time.perf_counter()
+            line |= update(model, optimizer, trajectories, args, gain_weight, reference)
+            line |= summarize(trajectories, args.group_size)
+            line |= {f"seconds_{phase}": s for phase, s in seconds.items()} | {"seconds_update": time.perf_counter() - begin}
+            if line["groups_without_variance"] == 1:
+                tqdm.write(f"step {step}: every group's rewards are equal, so there is no trajectory-level gradient")
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        bar.set_postfix(success=f"{line.get('success', 0):.2f}", held_out=f"{metrics['eval_success']:.2f}",
+                        sessions=f"{line.get('sessions', 0):.2f}", refresh=False)
+    save(model, tokenizer, folder / "model")
+    return metrics | {"minutes": (time.perf_counter() - started) / 60}
+
+
+def print_table(start, results):
+    """The final table: held-out success and how sessions were used, before training and after it by each method."""
+    columns = {"success": "eval_success", "greedy": "eval_success_greedy", "sessions": "eval_sessions",
+               "per success": "eval_sessions_per_success", "out of turns": "eval_out_of_turns",
+               **{f"gain {kind}": f"eval_gain_{kind}" for kind in KINDS}, "minutes": "minutes"}
+    print("\n| method    | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
+    for name, row in {"(start)": start, **results}.items():
+        cells = ["" if row.get(key) is None else f"{row[key]:.2f}" for key in columns.values()]
+        print(f"| {name:9} | " + " | ".join(f"{cell:>{len(title)}}" for cell, title in zip(cells, columns)) + " |")
+
+
+# ---------------------------------------------------------------- the command line
+
+def fail(message):
+    """Bad input: one line, exit status 2."""
+    print(f"train.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def number(kind, low, high=float("inf"), closed=True):
+    """An argparse type: a number from `low` to `high`, `high` itself excluded."""
+    def parse(text):
+        value = kind(text)
+        if not (low <= value < high if closed else low < value < high):
+            raise argparse.ArgumentTypeError(f"{text} is not {'at least' if closed else 'above'} {low} and below {high}")
+        return value
+    parse.__name__ = kind.__name__
+    return parse
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.error = fail
+    add = parser.add_argument
+    add("--scenario", choices=list(WINDOWS), default="compaction", help="how a context that grows too long is handled")
+    add("--method", choices=list(METHODS), nargs="+", default=["broadcast", "mosaic"], help="one or more, each from the same start")
+    add("--model", default="tiny", help="tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
+    add("--steps", type=number(int, 0), default=40, help="GRPO steps")
+    add("--questions", type=number(int, 1), default=32, help="questions per step")
+    add("--group-size", type=number(int, 1), default=8, help="attempts per question")
+    add("--usage", type=number(float, 0, 1), default=.5, help="weight of the session-usage signal (trajectory level)")
+    add("--gain-weight", type=number(float, 0), default=.3, help="weight of the normalized information gain (session level)")
+    add("--lr", type=number(float, 0), default=1e-3, help="learning rate")
+    add("--kl", type=number(float, 0), default=0., help="weight of the divergence from the starting policy")
+    add("--temperature", type=number(float, 0, closed=False), default=1., help="of sampling, in rollouts and update alike")
+    add("--warm-steps", type=number(int, 0), default=700, help="steps of the tiny model's supervised warm start")
+    add("--eval-questions", type=number(int, 1), default=64, help="held-out questions, each attempted group-size times")
+    add("--eval-every", type=number(int, 1), default=10, help="steps between evaluations")
+    add("--batch-tokens", type=number(int, 1), default=16384, help="padded tokens per micro-batch of the update")
+    add("--seed", type=int, default=0, help="of everything that is random")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, mps, ...")
+    add("--cache", default=str(Path(__file__).parent / ".cache"), help="where the warmed-up tiny model is kept")
+    add("--fresh", action="store_true", help="warm up the tiny model anew")
+    add("--out", help="the run's folder (default: runs/SCENARIO)")
+    add("--overwrite", action="store_true", help="replace the run that --out holds")
+    args = parser.parse_args(argv)
+    args.out = args.out or f"runs/{args.scenario}"
+    return args
+
+
+def load(args, task):
+    """The starting policy and its tokenizer, on the device; bad input ends here, before anything is written."""
+    try:
+        torch.zeros(1, device=args.device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        fail(f"--device {args.device} is not available here ({str(error).splitlines()[0]}); try --device cpu")
+    if args.model == "tiny":
+        return warm_tiny_model(task, args.seed, args.warm_steps, args.device, args.cache, args.fresh)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        fail(f"--model {args.model}: no causal language model with its tokenizer could be loaded from there "
+             f"({str(error).splitlines()[0]})")
+    if None in control(tokenizer) or tokenizer.unk_token_id in control(tokenizer):
+        fail(f"--model {args.model}: its tokenizer lacks ChatML's <|im_start|> and <|im_end|>")
+    return model.to(args.device).eval(), tokenizer
+
+
+def main():
+    args = parse_args()
+    out, task = Path(args.out), Task(args.scenario, WINDOWS[args.scenario])
+    if out.exists() and any(out.iterdir()) and not args.overwrite:
+        fail(f"--out {out} already holds a run: name another folder, or replace it with --overwrite")
+    if args.group_size == 1:
+        print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2 or more")
+    model, tokenizer = load(args, task)
+    shutil.rmtree(out, ignore_errors=True)
+    start, _ = evaluate(model, tokenizer, task, args, usage=0)
+    results = {method: train(method, model, tokenizer, task, args, out / method) for method in dict.fromkeys(args.method)}
+    plot_curves({method: out / method / "metrics.jsonl" for method in results}, out / "curves.png")
+    print_table(start, results)
+    print(f"\nEverything is in {out}: learning curves in curves.png, and one folder per method with its metrics and model.")
+
+
+if __name__ == "__main__":
+    main()
