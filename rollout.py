@@ -345,7 +345,8 @@ def finish(question, log, answer):
 
 # ---------------------------------------------------------------- the scripted teacher
 
-FORGET, EARLY, GUESS, REPEAT = .15, .15, .2, .1         # how often it drops a name, compacts or answers too early, repeats
+FORGET, EARLY, REPEAT = .25, .2, .15    # how often the teacher drops a name from a summary, compacts too early, repeats a search,
+GUESS, BLIND = .3, .05                  # and answers before it can know: having seen something, having seen nothing
 
 
 def inside(tag, text):
@@ -383,7 +384,7 @@ def teacher(text, task, rng):
     todo = [clue for clue in clues if clue not in done]
     if delegated and (not todo or pages == 2 or pages and rng.random() < EARLY):
         return f"<report>{' '.join((left or [])[:6])}</report>"
-    if not delegated and (not todo or left is not None and rng.random() < GUESS):
+    if not delegated and (not todo or rng.random() < (BLIND if left is None else GUESS)):
         return f"<answer>{rng.choice(left or NAMES)}</answer>"
     if task.scenario == "subagent" and not delegated and (pages == 2 or rng.random() < .6):
         return f"<fork>{' '.join(rng.sample(todo, rng.randint(1, len(todo))))}</fork>"

@@ -245,13 +245,19 @@ def evaluate(model, tokenizer, task, args, usage):
     return {f"eval_{name}": value for name, value in metrics.items()}, sampled
 
 
+def spans(mask):
+    """The stretches of 1 in a mask: [0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
+    edges = [i for i, (a, b) in enumerate(zip([0, *mask], [*mask, 0])) if a != b]
+    return [list(pair) for pair in zip(edges[0::2], edges[1::2])]
+
+
 def write_trajectories(path, step, trajectories, tokenizer, gain_weight):
     """Append whole trajectories, session by session, as a person would want to read them; one JSON object per line."""
     advantages = iter(token_advantages(trajectories, gain_weight))
     with open(path, "a") as file:
         for t in trajectories:
-            sessions = [{"kind": s.kind, "stop": s.stop, "tokens": len(s.ids), "written": sum(s.mask),
-                         "text": describe(s, tokenizer), "score_before": s.scores[0], "score_after": s.scores[1],
+            sessions = [{"kind": s.kind, "stop": s.stop, "tokens": len(s.ids), "spans": spans(s.mask), "text": describe(s, tokenizer),
+                         "score_before": s.scores[0], "score_after": s.scores[1],
                          "gain": s.gain if s.gain == s.gain else None, "normalized_gain": s.normalized_gain,
                          "advantages": [round(a, 4) for a, m in zip(next(advantages), s.mask) if m]} for s in t.sessions]
             line = {"step": step, "question": t.question.question, "answer": t.question.answer, "pages": t.question.pages,
@@ -286,7 +292,7 @@ def train(method, model, tokenizer, task, args, folder):
             line |= summarize(trajectories, args.group_size)
             line |= {f"seconds_{phase}": s for phase, s in seconds.items()} | {"seconds_update": time.perf_counter() - begin}
             if line["groups_without_variance"] == 1:
-                tqdm.write(f"step {step}: every group's rewards are equal, so there is no trajectory-level gradient")
+                bar.write(f"step {step}: every group's rewards are equal, so there is no trajectory-level gradient")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         bar.set_postfix(success=f"{line.get('success', 0):.2f}", held_out=f"{metrics['eval_success']:.2f}",
@@ -366,12 +372,11 @@ def load(args, task):
         return warm_tiny_model(task, args.seed, args.warm_steps, args.device, args.cache, args.fresh)
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
+        if None in control(tokenizer) or tokenizer.unk_token_id in control(tokenizer):
+            raise ValueError("its tokenizer lacks ChatML's <|im_start|> and <|im_end|>")
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        fail(f"--model {args.model}: no causal language model with its tokenizer could be loaded from there "
-             f"({str(error).splitlines()[0]})")
-    if None in control(tokenizer) or tokenizer.unk_token_id in control(tokenizer):
-        fail(f"--model {args.model}: its tokenizer lacks ChatML's <|im_start|> and <|im_end|>")
+        fail(f"--model {args.model} is no causal language model with a ChatML tokenizer: {str(error).splitlines()[0]}")
     return model.to(args.device).eval(), tokenizer
 
 

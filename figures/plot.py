@@ -1,21 +1,90 @@
-"""Figures from what a run wrote.
+"""The figures, from what a run wrote.
 
-    python figures/plot.py curves RUN_FOLDER            # learning curves of every method -> curves.png
+    python figures/plot.py curves RUN [PNG]         # learning curves of every method in a run's folder -> RUN/curves.png
+    python figures/plot.py mosaic TRAJECTORIES [PNG]    # one attempt as a mosaic of its sessions -> mosaic.png beside it
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; in print they differ by line style or label too.
 """
+import argparse
 import json
 from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")       # writes files; needs no screen
 import matplotlib.pyplot as plt
+
+STYLE = {"broadcast": ("#0072B2", "--"), "usage": ("#009E73", ":"), "gain": ("#CC79A7", "-."), "mosaic": ("#D55E00", "-")}
+KIND_COLOUR = {"ordinary": "#56B4E9", "compaction": "#E69F00", "subagent": "#009E73"}
+
+
+def read_lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def plot_curves(metrics, path):
-    fig, ax = plt.subplots()
+    """Learning curves of several methods: {method: its metrics.jsonl} -> a PNG."""
+    panels = {"success": "success (sampled)", "sessions": "sessions per attempt", "out_of_turns": "share out of turns"}
+    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
     for method, file in metrics.items():
-        lines = [json.loads(line) for line in open(file)]
-        e = [l for l in lines if "eval_success" in l]
-        ax.plot([l["step"] for l in e], [l["eval_success"] for l in e], label=method)
-    ax.legend()
-    fig.savefig(path)
+        lines, (colour, dash) = read_lines(file), STYLE[method]
+        for ax, (key, title) in zip(axes, panels.items()):
+            steps = [(line["step"], line[key]) for line in lines if key in line]
+            held_out = [(line["step"], line[f"eval_{key}"]) for line in lines if f"eval_{key}" in line]
+            if steps:
+                ax.plot(*zip(*steps), color=colour, alpha=.25, linewidth=1)
+            ax.plot(*zip(*held_out), color=colour, linestyle=dash, marker="o", markersize=4, label=method)
+            ax.set(title=title, xlabel="GRPO step")
+            ax.grid(alpha=.3)
+    axes[0].legend(title="held-out questions\n(faint: training)", frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def plot_mosaic(trajectory, path):
+    """One attempt as a mosaic: a tile per session, as wide as the session is long, with its gain and its advantages.
+
+    Pale: what the session was shown. Full colour: what the model wrote in it. trajectory: a line of trajectories.jsonl.
+    """
+    figure, (tiles, bars) = plt.subplots(2, 1, figsize=(11, 4.6), height_ratios=[1, 1.3], sharex=True, layout="constrained")
+    left = 0
+    for i, session in enumerate(trajectory["sessions"]):
+        colour, width = KIND_COLOUR[session["kind"]], session["tokens"]
+        tiles.barh(0, width, left=left, height=1, color=colour, alpha=.3, edgecolor="white", linewidth=3)
+        for start, end in session["spans"]:
+            tiles.barh(0, end - start, left=left + start, height=1, color=colour)
+        gain = "no gain: only the answer" if session["gain"] is None else f"gain {session['gain']:+.2f}"
+        tiles.text(left + width / 2, .56, f"{session['kind']}\n{width} tokens, ended by: {session['stop']}", ha="center", va="bottom", fontsize=8)
+        tiles.text(left + width / 2, -.56, f"{session['score_before']:.2f} → {session['score_after']:.2f}\n{gain}", ha="center", va="top", fontsize=8)
+        places = [left + place + .5 for start, end in session["spans"] for place in range(start, end)]
+        bars.bar(places, session["advantages"], width=.9, color=colour)
+        left += width
+    bars.axhline(trajectory["advantage"], color="black", linewidth=1, linestyle="--")
+    bars.text(left, trajectory["advantage"], "  A′", va="center")
+    bars.axhline(0, color="grey", linewidth=.5)
+    bars.set(ylabel="advantage per token", xlabel="tokens of the sessions, one after the other")
+    tiles.set(ylim=(-1.3, 1.3), yticks=[])
+    tiles.set_title(f"Who fits “{trajectory['question']}”? {trajectory['answer']}.  The attempt: {trajectory['stop']} "
+                    f"“{trajectory['answered']}”, reward {trajectory['reward']:.0f}, {len(trajectory['sessions'])} sessions", fontsize=10)
+    for ax in (tiles, bars):
+        ax.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("figure", choices=["curves", "mosaic"])
+    parser.add_argument("source", type=Path, help="a run's folder, or a trajectories.jsonl")
+    parser.add_argument("png", type=Path, nargs="?", help="where to write")
+    args = parser.parse_args()
+    if args.figure == "curves":
+        files = {method: args.source / method / "metrics.jsonl" for method in STYLE}
+        plot_curves({method: file for method, file in files.items() if file.exists()}, args.png or args.source / "curves.png")
+    else:       # the last success with the most kinds and sessions: the one that shows most
+        best = max(read_lines(args.source), key=lambda t: (t["reward"], len(t["sessions"]) < 6, len(t["sessions"]), t["step"]))
+        plot_mosaic(best, args.png or args.source.parent / "mosaic.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What several test files need: the source files on the path, a small random policy, scripted attempts."""
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import rollout  # noqa: E402
+import train    # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return rollout.tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def policy(tokenizer):
+    """The tiny Qwen3 after a very short warm start: it acts, mostly well-formed, and knows little."""
+    model = train.tiny_model(tokenizer, seed=0)
+    for scenario in rollout.WINDOWS:
+        train.warm_start(model, tokenizer, rollout.Task(scenario, rollout.WINDOWS[scenario]), 0, steps=40, attempts=8)
+    return model
+
+
+@pytest.fixture(scope="session")
+def run_script(tokenizer):
+    """Play scripted actions through the harness: a list of texts -> (contexts shown, log, answer)."""
+    def run(question, task, actions):
+        attempt = rollout.attempt(question, task, tokenizer)
+        contexts = [next(attempt)]
+        for action in actions:
+            ids = action if isinstance(action, list) else written(tokenizer, action)
+            try:
+                contexts.append(attempt.send((ids, [-.5] * len(ids))))
+            except StopIteration as finished:
+                return contexts, *finished.value
+        raise AssertionError("the script ended before the attempt did")
+    return run
+
+
+def written(tokenizer, text):
+    """Ids of a finished action: what a policy that writes `text` and ends its turn would have sampled."""
+    return [*rollout.encode(tokenizer, text), rollout.control(tokenizer)[1]]
+
+
+def random_attempts(tokenizer, count, seed=0):
+    """Attempts by a policy that picks actions at random, most of them silly: (task, contexts shown, log, answer)."""
+    rng = random.Random(seed)
+    for i in range(count):
+        task = rollout.Task(["compaction", "subagent"][i % 2], rng.choice([60, 74, 90]), turns=rng.randint(1, 14))
+        question = rollout.make_question(rng)
+        attempt = rollout.attempt(question, task, tokenizer)
+        contexts = [next(attempt)]
+        while True:
+            words = rng.choices(list(question.pages) + rollout.NAMES, k=rng.randint(0, 8))
+            tag = rng.choices([*rollout.TAGS.split("|"), "compact", "none"], weights=[8, 1, 4, 4, 4, 3, 1])[0]
+            text = {"compact": "<compact/>", "none": " ".join(words), "search": f"<search>{rng.choice(list(question.pages))}</search>"
+                    }.get(tag, f"<{tag}>{' '.join(words)}</{tag}>")
+            ids = written(tokenizer, text)[:rng.choice([3, task.limit, task.limit])]
+            try:
+                contexts.append(attempt.send((ids, [-rng.random() for _ in ids])))
+            except StopIteration as finished:
+                yield task, contexts, *finished.value
+                break
