@@ -19,9 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from rollout import NAMES, Task, demonstrate, describe, encode, make_question, read, tiny_tokenizer
 
 
-def pad(rows, dtype=torch.long):
-    """A list of lists -> (S, T) tensor, padded with 0 on the right, where no causal model can see it."""
-    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
+def pad(rows, dtype=torch.long, value=0):
+    """A list of lists -> (S, T) tensor, padded on the right, where no causal model can see it."""
+    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=value)
 
 
 def micro_batches(lengths, max_tokens):
@@ -34,43 +34,70 @@ def micro_batches(lengths, max_tokens):
     return [batch for batch in batches if batch]
 
 
-def token_logprobs(model, ids, mask, temperature=1.):
+def token_logprobs(model, ids, mask, temperature=1., **inputs):
     """Log-probability of every masked token given all tokens before it.
 
-    ids: (S, T) int, padded on the right. mask: (S, T) bool, False in the first column. Logits are computed for masked
-    tokens only, their log-softmax in float32. Returns (S, T) float32, 0 where mask is False.
+    ids: (S, T) int, padded on the right. mask: (S, T) bool, False in the first column. inputs: what else the model should
+    know, such as position_ids. Logits are computed for masked tokens only, their log-softmax in float32.
+    Returns (S, T) float32, 0 where mask is False.
     """
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state     # (S, T, H)
-    logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]])             # (M, V): token t is predicted at t - 1
-    logps = (logits.float() / temperature).log_softmax(-1).gather(1, ids[mask][:, None])[:, 0]      # (M,)
-    return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)    # (S, T)
+    hidden = model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state       # (S, T, H)
+    logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]])         # (M, V): token t is predicted at t - 1
+    logps = (logits.float() / temperature).log_softmax(-1).gather(1, ids[mask][:, None])[:, 0]  # (M,)
+    return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)                # (S, T)
+
+
+def share_prefixes(pairs, opening):
+    """Rows in which contexts that begin one another are computed once: [longest context, opening, answer, opening, answer, ...].
+
+    pairs: distinct (context, answer) tuples. Returns one dict of equally long lists per row: `ids`; `place`, the position
+    a token would have if its context and answer stood alone; `branch`, 0 for the context, else one number per answer;
+    `start`, how much of the context a branch sees; `pair`, whose answer the token belongs to, -1 if it is not scored.
+    """
+    rows, trunk = [], ()
+    for pair, (context, answer) in sorted(enumerate(pairs), key=lambda item: item[1], reverse=True):
+        n, new = len(context), [*opening, *answer]      # in this order, a context is preceded by those that it begins
+        if not rows or trunk[:n] != context:
+            trunk = context
+            rows.append({"ids": list(trunk), "place": list(range(n)), "branch": [0] * n, "start": [0] * n, "pair": [-1] * n})
+        row = rows[-1]
+        row["ids"] += new
+        row["place"] += range(n, n + len(new))
+        row["branch"] += [pair + 1] * len(new)
+        row["start"] += [n] * len(new)
+        row["pair"] += [-1] * len(opening) + [pair] * len(answer)
+    return rows
 
 
 @torch.no_grad()
-def answer_logprob(model, contexts, answers, max_tokens=16384):
+def answer_logprob(model, contexts, answers, opening, max_tokens=4096):
     """score: mean log-probability per answer token, teacher-forced after each context (design, section 3.3).
 
-    contexts, answers: N lists of token ids each, no answer empty (ValueError); a context ends with whatever opens the
-    answer. Each distinct pair is scored once. Returns (N,) float32, raw (not floored).
+    contexts, answers: N lists of token ids each; opening: the ids of the answer tag, put between the two, not scored.
+    No answer and no opening may be empty (ValueError). Each distinct pair is scored once, shared prefixes are computed
+    once. Returns (N,) float32, raw (not floored).
     """
-    if not all(answers):
-        raise ValueError("an answer without tokens cannot be scored")
-    pairs = {}                                                  # distinct (context, answer) -> its row
-    place = [pairs.setdefault((tuple(c), tuple(a)), len(pairs)) for c, a in zip(contexts, answers)]
-    rows = [c + a for c, a in pairs]
-    masks = [[0] * len(c) + [1] * len(a) for c, a in pairs]
-    scores = torch.zeros(len(rows))
-    for batch in micro_batches([len(row) for row in rows], max_tokens):
-        ids = pad([rows[i] for i in batch]).to(model.device)                        # (S, T)
-        mask = pad([masks[i] for i in batch], torch.bool).to(model.device)          # (S, T)
-        scores[batch] = (token_logprobs(model, ids, mask).sum(1) / mask.sum(1)).cpu()   # (S,)
-    return scores[place]                                        # (N,)
+    if not all(answers) or not opening:
+        raise ValueError("an answer without tokens, or without a tag before it, cannot be scored")
+    number = {}                                         # distinct (context, answer) -> its number
+    places = [number.setdefault((tuple(c), tuple(a)), len(number)) for c, a in zip(contexts, answers)]
+    rows = share_prefixes(number, opening)
+    scores = torch.zeros(len(number), device=model.device)
+    length = torch.tensor([len(answer) for _, answer in number], device=model.device)
+    for batch in micro_batches([len(row["ids"]) for row in rows], max_tokens):
+        ids, place, start = (pad([rows[i][key] for i in batch]).to(model.device) for key in ("ids", "place", "start"))  # (S, T)
+        branch, pair = (pad([rows[i][key] for i in batch], value=-1).to(model.device) for key in ("branch", "pair"))    # (S, T)
+        own = (branch[:, :, None] == branch[:, None, :]) & (place[:, None, :] <= place[:, :, None])     # (S, T, T)
+        trunk = (branch[:, None, :] == 0) & (place[:, None, :] < start[:, :, None])                     # (S, T, T)
+        logps = token_logprobs(model, ids, pair >= 0, position_ids=place, attention_mask=(own | trunk)[:, None])    # (S, T)
+        scores.index_add_(0, pair[pair >= 0], logps[pair >= 0])
+    return (scores / length)[places].cpu()              # (N,)
 
 
 def score_sessions(trajectories, tokenizer, score):
     """Fill in `scores` and `gain` of every session of some trajectories (design, section 3.3).
 
-    score: a function (contexts, answers) -> (N,), such as `answer_logprob` of a model. A score below that of the question
+    score: a function (contexts, answers, opening) -> (N,), such as `answer_logprob` of a model. A score below that of the question
     alone counts as that of the question alone. A session that is the final answer and nothing else has no gain: nan.
     """
     opening = list(encode(tokenizer, "<answer>"))
@@ -78,9 +105,9 @@ def score_sessions(trajectories, tokenizer, score):
     for trajectory in trajectories:
         own = [trajectory.sessions[0].before]
         own += [state for session in trajectory.sessions for state in (session.before, session.after)]
-        states += [state + opening for state in own]
+        states += own
         answers += [list(encode(tokenizer, trajectory.question.answer))] * len(own)
-    scores = iter(score(states, answers).tolist())
+    scores = iter(score(states, answers, opening).tolist())
     for trajectory in trajectories:
         floor = next(scores)
         for session in trajectory.sessions:
@@ -108,11 +135,11 @@ def normalize_by_kind(gains, kinds, clip=3.):
 
 
 def demo():
-    tokenizer, rng = tiny_tokenizer(), random.Random("demo 4")
+    tokenizer, rng = tiny_tokenizer(), random.Random("demo 43")
     question = make_question(rng)
     trajectory = demonstrate(question, Task(), tokenizer, rng)
 
-    def reader(contexts, answers):
+    def reader(contexts, answers, opening):
         """Scores of a careful reader instead of a model: every name left is equally likely, any other one in 1,000."""
         left = [read(tokenizer.decode(context))[2] or NAMES for context in contexts]
         names = [tokenizer.decode(answer) for answer in answers]
@@ -122,9 +149,10 @@ def demo():
     print(f"Who fits {question.question!r}? ({question.answer}). Scores of a careful reader: -log(names still possible).\n")
     sessions = trajectory.sessions
     normalized = normalize_by_kind(torch.tensor([s.gain for s in sessions]), [s.kind for s in sessions]).tolist()
+    print("session      before   after    gain  normalized  what the agent wrote last")
     for session, value in zip(sessions, normalized):
-        print(f"{session.kind:11}before {session.scores[0]:6.3f}  after {session.scores[1]:6.3f}  gain {session.gain:6.3f}"
-              f"  normalized {value:6.3f}  {describe(session, tokenizer)[-70:]}")
+        print(f"{session.kind:11} {session.scores[0]:7.3f} {session.scores[1]:7.3f} {session.gain:7.3f} {value:11.3f}"
+              f"  {describe(session, tokenizer).rpartition('[')[2].removesuffix(' <|im_end|>]')}")
     total = sum(s.gain for s in sessions if not math.isnan(s.gain))
     print(f"\nThe gains telescope: their sum {total:.3f} = {sessions[-1].scores[1]:.3f} - ({sessions[0].scores[0]:.3f})")
 

@@ -417,7 +417,7 @@ def describe(session, tokenizer):
 
 
 def demo():
-    tokenizer, rng = tiny_tokenizer(), random.Random("demo 2")
+    tokenizer, rng = tiny_tokenizer(), random.Random("demo 43")
     for scenario, window in WINDOWS.items():
         question = make_question(rng)
         trajectory = demonstrate(question, Task(scenario, window), tokenizer, rng)

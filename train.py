@@ -350,7 +350,7 @@ def parse_args(argv=None):
     add("--warm-steps", type=number(int, 0), default=700, help="steps of the tiny model's supervised warm start")
     add("--eval-questions", type=number(int, 1), default=64, help="held-out questions, each attempted group-size times")
     add("--eval-every", type=number(int, 1), default=10, help="steps between evaluations")
-    add("--batch-tokens", type=number(int, 1), default=16384, help="padded tokens per micro-batch of the update")
+    add("--batch-tokens", type=number(int, 1), default=4096, help="padded tokens per micro-batch of the update")
     add("--seed", type=int, default=0, help="of everything that is random")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, mps, ...")
     add("--cache", default=str(Path(__file__).parent / ".cache"), help="where the warmed-up tiny model is kept")

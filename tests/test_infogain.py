@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
-from conftest import random_attempts, written
+from conftest import random_attempts
 
 import infogain
-from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, token_logprobs
+from infogain import answer_logprob, micro_batches, normalize_by_kind, score_sessions, share_prefixes, token_logprobs
 from rollout import Question, Session, Task, Trajectory, finish, make_question, segment
 
 NAN = float("nan")
@@ -72,28 +72,47 @@ def test_temperature_divides_the_logits():
 
 
 def test_answer_logprob_is_a_mean_per_token(policy):
-    one, two, both = answer_logprob(policy, [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3]], [[4], [5], [4, 5]])
-    assert both.item() == pytest.approx((one + two).item() / 2, abs=1e-5)
+    one, two, both = answer_logprob(policy, [[1, 2], [1, 2, 3, 4], [1, 2]], [[4], [5], [4, 5]], [3])
+    logps = policy(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits.log_softmax(-1)[0].detach()
+    assert one.item() == pytest.approx(logps[2, 4].item(), abs=1e-5)
+    assert both.item() == pytest.approx((logps[2, 4] + logps[3, 5]).item() / 2, abs=1e-5)
+    assert two.item() == pytest.approx(policy(input_ids=torch.tensor([[1, 2, 3, 4, 3]])).logits.log_softmax(-1)[0, 4, 5].item(), abs=1e-5)
 
 
-def test_padding_does_not_change_a_score(policy):
-    contexts, answers = [[1, 2, 3], [7] * 40, list(range(20))], [[4], [5, 6, 7], [8]]
-    alone = [answer_logprob(policy, [c], [a]).item() for c, a in zip(contexts, answers)]
-    assert answer_logprob(policy, contexts, answers).tolist() == pytest.approx(alone, abs=1e-5)
-    assert answer_logprob(policy, contexts, answers, max_tokens=50).tolist() == pytest.approx(alone, abs=1e-5)
+def test_shared_prefixes_as_literal_rows():
+    """Contexts [1 2 3] and [1 2] share a row with two branches, [1 4] does not begin either: a row of its own."""
+    rows = share_prefixes([((1, 2), (8,)), ((1, 2, 3), (8,)), ((1, 4), (7, 8))], [9])
+    assert rows == [
+        {"ids": [1, 4, 9, 7, 8], "place": [0, 1, 2, 3, 4], "branch": [0, 0, 3, 3, 3], "start": [0, 0, 2, 2, 2], "pair": [-1, -1, -1, 2, 2]},
+        {"ids": [1, 2, 3, 9, 8, 9, 8], "place": [0, 1, 2, 3, 4, 2, 3], "branch": [0, 0, 0, 2, 2, 1, 1],
+         "start": [0, 0, 0, 3, 3, 2, 2], "pair": [-1, -1, -1, -1, 1, -1, 0]}]
+
+
+def test_neither_padding_nor_sharing_changes_a_score(policy):
+    """Every score alone, against all in one batch and in small ones; some contexts begin others, one has two answers."""
+    contexts = [[1, 2, 3], [1, 2], [1, 2, 3, 4, 5], [7] * 40, list(range(20)), [1, 2], list(range(7))]
+    answers = [[4], [4], [4], [5, 6, 7], [8], [9, 3], [8, 8]]
+    alone = [answer_logprob(policy, [c], [a], [3]).item() for c, a in zip(contexts, answers)]
+    plain = [token_logprobs(policy, torch.tensor([c + [3] + a]), torch.tensor([[0] * len(c) + [0] + [1] * len(a)]).bool()).sum().item()
+             / len(a) for c, a in zip(contexts, answers)]
+    assert alone == pytest.approx(plain, abs=1e-5)
+    assert answer_logprob(policy, contexts, answers, [3]).tolist() == pytest.approx(alone, abs=1e-5)
+    assert answer_logprob(policy, contexts, answers, [3], max_tokens=50).tolist() == pytest.approx(alone, abs=1e-5)
+    assert max(alone) - min(alone) > .5
 
 
 def test_each_distinct_pair_is_scored_once(policy, monkeypatch):
-    rows = []
-    plain = infogain.token_logprobs
-    monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask: rows.extend(ids) or plain(model, ids, mask))
-    scores = answer_logprob(policy, [[1, 2], [3], [1, 2], [1, 2]], [[4], [4], [4], [5]])
-    assert len(rows) == 3 and scores[0] == scores[2]
+    scored, plain = [], infogain.token_logprobs
+    monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask, **inputs: scored.append(int(mask.sum())) or
+                        plain(model, ids, mask, **inputs))
+    scores = answer_logprob(policy, [[1, 2], [3], [1, 2], [1, 2]], [[4], [4], [4], [5]], [6])
+    assert sum(scored) == 3 and scores[0] == scores[2]
 
 
-def test_an_empty_answer_is_an_error(policy):
+@pytest.mark.parametrize("answer, opening", [([], [1]), ([1], [])])
+def test_an_empty_answer_is_an_error(policy, answer, opening):
     with pytest.raises(ValueError, match="without tokens"):
-        answer_logprob(policy, [[1]], [[]])
+        answer_logprob(policy, [[1]], [answer], opening)
 
 
 def test_gains_by_the_table(tokenizer, run_script):
@@ -107,8 +126,7 @@ def test_gains_by_the_table(tokenizer, run_script):
     trajectory = finish(question, log, answer)
     first, summary, last = trajectory.sessions
     by_hand = {tuple(first.before): -3., tuple(first.after): -1., tuple(summary.after): -2., tuple(last.after): -.5}
-    tag = len(written(tokenizer, "<answer>")) - 1
-    score_sessions([trajectory], tokenizer, lambda contexts, answers: torch.tensor([by_hand[tuple(c[:-tag])] for c in contexts]))
+    score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.tensor([by_hand[tuple(c)] for c in contexts]))
     assert [s.gain for s in trajectory.sessions] == [2., -1., 1.5]
     assert [s.scores for s in trajectory.sessions] == [(-3., -1.), (-1., -2.), (-2., -.5)]
 
@@ -118,7 +136,7 @@ def test_scores_below_the_questions_own_count_as_it(tokenizer):
     sessions = [Session("ordinary", [1], [1], [0.], before=[1], after=[2]), Session("compaction", [1], [1], [0.], [2], after=[3]),
                 Session("ordinary", [1], [1], [0.], before=[3], after=[2])]
     trajectory = Trajectory(Question("", "anna", {}), sessions, "out of turns", "", 0.)
-    score_sessions([trajectory], tokenizer, lambda contexts, answers: torch.tensor([{1: -3., 2: -1., 3: -7.}[c[0]] for c in contexts]))
+    score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.tensor([{1: -3., 2: -1., 3: -7.}[c[0]] for c in contexts]))
     assert [s.gain for s in sessions] == [2., -2., 2.]
 
 
@@ -129,7 +147,7 @@ def test_a_final_answer_alone_has_no_gain(tokenizer, run_script):
                               (["<compact/>", "<summary>:</summary>", "<answer>anna</answer>"], [0., 0., NAN])):
         _, log, answer = run_script(question, Task(), actions)
         trajectory = finish(question, log, answer)
-        score_sessions([trajectory], tokenizer, lambda contexts, answers: torch.zeros(len(contexts)))
+        score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.zeros(len(contexts)))
         assert str([s.gain for s in trajectory.sessions]) == str(expected)
 
 
@@ -139,6 +157,6 @@ def test_gains_telescope(tokenizer):
     for _, _, log, answer in random_attempts(tokenizer, 300):
         trajectory = Trajectory(Question("", "anna", {}), segment(log), "", answer, 0.)
         score_sessions([trajectory], tokenizer,
-                       lambda contexts, answers: torch.tensor([scores.setdefault(tuple(c), rng.random()) for c in contexts]))
+                       lambda contexts, answers, opening: torch.tensor([scores.setdefault(tuple(c), rng.random()) for c in contexts]))
         total = sum(s.gain for s in trajectory.sessions if s.gain == s.gain)
         assert total == pytest.approx(trajectory.sessions[-1].scores[1] - trajectory.sessions[0].scores[0], abs=1e-5)
