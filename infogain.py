@@ -69,8 +69,8 @@ def share_prefixes(pairs, opening):
     return rows
 
 
-@torch.no_grad()
-def answer_logprob(model, contexts, answers, opening, max_tokens=4096):
+@torch.inference_mode()
+def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
     """score: mean log-probability per answer token, teacher-forced after each context (design, section 3.3).
 
     contexts, answers: N lists of token ids each; opening: the ids of the answer tag, put between the two, not scored.

@@ -117,6 +117,7 @@ def encode(tokenizer, text):
     return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
 
 
+@lru_cache
 def control(tokenizer):
     """The ids of ChatML's two control tokens, start and end of a message."""
     return tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
@@ -145,9 +146,9 @@ def read_action(tokenizer, ids):
 # ---------------------------------------------------------------- the harness
 
 def attempt(question, task, tokenizer):
-    """One attempt as a coroutine: yields the context in which the model is to act, is sent (ids, log-probabilities).
+    """One attempt as a coroutine: yields (role, context) where the model is to act, is sent (ids, log-probabilities).
 
-    Returns (log, answer). The log is a list of (event, ids, logps): `open` the first context, `act` what the model
+    role: main, compaction or subagent. context: all token ids that the model is to see. Returns (log, answer). The log is a list of (event, ids, logps): `open` the first context, `act` what the model
     wrote, `observe` a page or an error, `compact` the request for a summary, `resume` the context that the summary
     opens, `fork` a subagent's context, `return` its report in the parent's context, and at the end `stop` with the
     reason in place of ids.
@@ -158,7 +159,7 @@ def attempt(question, task, tokenizer):
     context, parent, role = message(tokenizer, question.question), None, "main"
     log = [("open", context, [])]
     for _ in range(task.turns):
-        ids, logps = yield context
+        ids, logps = yield role, context
         log.append(("act", ids, logps))
         written = context + ids
         tag, body = read_action(tokenizer, ids)
@@ -242,18 +243,18 @@ def segment(log):
 # ---------------------------------------------------------------- batched sampling
 
 class SlotCache:
-    """Keys and values of many contexts, each in a slot of its own, so that a context is never computed twice.
+    """Keys and values of many contexts, each in a slot of its own, so that no token of a context is computed twice.
 
-    Position p of slot s holds the key of token p of that slot's context. A query at position p sees positions 0..p of
-    its own slot only; what lies beyond (padding, an abandoned context) is overwritten before it can be seen.
+    Position p of a slot holds the key of token p of that slot's context. A query at position p sees positions 0..p of its
+    own slot only; what lies beyond (padding, an abandoned context) is overwritten before it can be seen.
     """
 
     def __init__(self, slots, window):
         self.window, self.layers = window, {}
-        self.held = [[] for _ in range(slots)]      # the ids whose keys each slot holds
+        self.held = [[] for _ in range(slots)]          # the ids whose keys each slot holds
 
     def forward(self, model, slots, ids, start):
-        """Hidden states of new tokens: ids (B, N), right-padded, at positions start (B,) of `slots` (B,) -> (B, N, H)."""
+        """Hidden states of new tokens ids (B, N), right-padded, at positions start (B,) onward of slots (B,) -> (B, N, H)."""
         positions = start[:, None] + torch.arange(ids.shape[1], device=ids.device)      # (B, N)
         self.slots, self.positions = slots, positions.clamp(max=self.window)    # the last place is for padding only
         self.reach = min(int(positions.max()) + 1, self.window)
@@ -268,45 +269,18 @@ class SlotCache:
             self.layers[layer] = [x.new_zeros(len(self.held), self.window + 1, heads, dim) for x in (keys, values)]
         for store, new in zip(self.layers[layer], (keys, values)):
             store[self.slots[:, None], self.positions] = new.transpose(1, 2)            # (B, N, heads, D)
-        return [store[self.slots, :self.reach].transpose(1, 2) for store in self.layers[layer]]     # (B, heads, reach, D)
+        return [store[:, :self.reach].index_select(0, self.slots).transpose(1, 2) for store in self.layers[layer]]  # (B, heads, reach, D)
 
-
-@torch.no_grad()
-def sample(model, cache, slots, contexts, uniforms, stop, temperature):
-    """One turn for B contexts at once: sample until the `stop` token or the limit; finished rows leave the batch.
-
-    slots: B slot numbers. contexts: B lists of ids. uniforms: (B, limit) in [0, 1), one per token, so that what a row
-    samples does not depend on the other rows. temperature: 0 takes the likeliest token.
-    Returns B pairs (ids, log-probabilities at this temperature), the stop token included where it was sampled.
-    """
-    device, (B, limit) = model.device, uniforms.shape
-    start = [shared_prefix(cache.held[slot], context[:-1]) for slot, context in zip(slots, contexts)]
-    fresh = [torch.tensor(context[begin:]) for context, begin in zip(contexts, start)]
-    length = torch.tensor([len(row) for row in fresh], device=device)                   # (B,)
-    where, position = torch.tensor(slots, device=device), torch.tensor(start, device=device)    # (B,)
-    hidden = cache.forward(model, where, pad_sequence(fresh, batch_first=True).to(device), position)    # (B, N, H)
-    hidden, position = hidden[torch.arange(B, device=device), length - 1], position + length    # (B, H), (B,)
-    live, uniforms = torch.arange(B, device=device), uniforms.to(device)                # rows that still write
-    ids, logps = torch.full((B, limit), -1, device=device), torch.zeros(B, limit, device=device)
-    for step in range(limit):
-        logits = model.get_output_embeddings()(hidden).float()                          # (live, V)
-        logp = (logits / (temperature or 1.)).log_softmax(-1)
-        if temperature == 0:
-            token = logp.argmax(-1)                                                     # (live,)
-        else:                                   # inverse of the cumulative distribution, at the row's own uniform
-            mass = logp.exp().cumsum(-1)
-            token = torch.searchsorted(mass, uniforms[live, step, None] * mass[:, -1:], right=True)[:, 0]   # (live,)
-        ids[live, step], logps[live, step] = token, logp.gather(1, token[:, None])[:, 0]
-        going = token != stop
-        live, token = live[going], token[going]
-        if step == limit - 1 or not len(live):
-            break
-        hidden = cache.forward(model, where[live], token[:, None], position[live] + step)[:, 0]         # (live, H)
-    actions = []
-    for slot, context, row, probs, n in zip(slots, contexts, ids.tolist(), logps.tolist(), (ids >= 0).sum(1).tolist()):
-        cache.held[slot] = context + row[:n - 1]                # the last token was never fed
-        actions.append((row[:n], probs[:n]))
-    return actions
+    def read(self, model, slots, contexts):
+        """Hidden state of the last token of each context (B, H); of a context, only what its slot does not hold is computed."""
+        start = [shared_prefix(self.held[slot], context[:-1]) for slot, context in zip(slots, contexts)]
+        new = [torch.tensor(context[begin:]) for context, begin in zip(contexts, start)]
+        last = torch.tensor([len(row) - 1 for row in new], device=model.device)         # (B,)
+        hidden = self.forward(model, torch.tensor(slots, device=model.device), pad_sequence(new, batch_first=True).to(model.device),
+                              torch.tensor(start, device=model.device))                 # (B, N, H)
+        for slot, context in zip(slots, contexts):
+            self.held[slot] = context
+        return hidden[torch.arange(len(slots), device=model.device), last]              # (B, H)
 
 
 def shared_prefix(a, b):
@@ -316,25 +290,62 @@ def shared_prefix(a, b):
     return next(i for i in range(len(a)) if i == len(b) or a[i] != b[i])
 
 
-def rollout(model, tokenizer, questions, task, generator, temperature=1.):
-    """Attempt every question (repeat it for a group) in lockstep, turn by turn. Returns a list of Trajectory.
+def draw(logits, uniforms, temperature):
+    """Sample one token per row: the inverse of the cumulative distribution at the row's own uniform number.
 
-    generator: a CPU torch.Generator; each attempt draws its own row of uniform numbers from it.
+    logits: (B, V). uniforms: (B,) in [0, 1). temperature: 0 takes the likeliest token.
+    Returns tokens (B,) and their log-probabilities (B,) at this temperature (at 1 if it is 0), in float32.
     """
-    uniforms = torch.rand(len(questions), task.turns, task.limit, generator=generator)     # (B, turns, limit)
-    attempts = [attempt(question, task, tokenizer) for question in questions]
-    contexts = {i: next(run) for i, run in enumerate(attempts)}
-    cache, done, stop = SlotCache(len(questions), task.window), {}, control(tokenizer)[1]
-    for turn in range(task.turns):
-        live = list(contexts)
-        if not live:
-            break
-        actions = sample(model, cache, live, list(contexts.values()), uniforms[live, turn], stop, temperature)
-        for i, action in zip(live, actions):
+    logps = (logits.float() / (temperature or 1.)).log_softmax(-1)                      # (B, V)
+    if temperature == 0:
+        tokens = logps.argmax(-1)                                                       # (B,)
+    else:
+        mass = logps.exp().cumsum(-1)                                                   # (B, V)
+        tokens = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]       # (B,)
+    return tokens, logps.gather(1, tokens[:, None])[:, 0]
+
+
+@torch.inference_mode()
+def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
+    """Attempt every question (repeat it for a group), all attempts side by side. Returns a list of Trajectory.
+
+    uniforms: (B, turns, limit) in [0, 1), one number per token that an attempt may sample, so that what it samples does not
+    depend on the other attempts. An attempt that has finished its action waits with its next context until half of
+    the batch does, so that contexts are read together, and tokens written together.
+    """
+    device, stop = model.device, control(tokenizer)[1]
+    B, attempts = len(questions), [attempt(question, task, tokenizer) for question in questions]
+    waiting, done = {i: next(run) for i, run in enumerate(attempts)}, {}
+    slots = 2 * B if task.scenario == "subagent" else B                                 # attempt i: slot i; its subagents: B + i
+    cache, uniforms = SlotCache(slots, task.window), uniforms.to(device)
+    ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
+    logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)
+    slot, turn, size, length = torch.zeros(4, B, dtype=torch.long, device=device)       # (B,) each
+    writing = torch.tensor([], dtype=torch.long, device=device)                         # (W,), attempts with an action in progress
+    while waiting or len(writing):
+        if len(waiting) >= len(writing):
+            slots = [i + B * (role == "subagent") for i, (role, _) in waiting.items()]
+            contexts, new = [context for _, context in waiting.values()], torch.tensor(list(waiting), device=device)
+            read = cache.read(model, slots, contexts)                                   # (waiting, H)
+            hidden = torch.cat([hidden, read]) if len(writing) else read                # (W, H)
+            slot[new], length[new] = torch.tensor([slots, [len(c) for c in contexts]], device=device)
+            writing, waiting = torch.cat([writing, new]), {}                            # (W,)
+        token, logp = draw(model.get_output_embeddings()(hidden), uniforms[writing, turn[writing], size[writing]], temperature)
+        ids[writing, size[writing]], logps[writing, size[writing]] = token, logp
+        size[writing] += 1
+        over = (token == stop) | (size[writing] == task.limit)                          # (W,)
+        ended = writing[over]
+        for i, place, row, probs, n in zip(*(x.tolist() for x in (ended, slot[ended], ids[ended], logps[ended], size[ended]))):
+            cache.held[place] = cache.held[place] + row[:n - 1]                         # the last token was never fed
             try:
-                contexts[i] = attempts[i].send(action)
+                waiting[i] = attempts[i].send((row[:n], probs[:n]))
             except StopIteration as finished:
-                done[i], _ = finished.value, contexts.pop(i)
+                done[i] = finished.value
+        turn[ended], size[ended] = turn[ended] + 1, 0
+        writing, token = writing[~over], token[~over]                                   # (W,)
+        if len(writing):
+            position = length[writing] + size[writing] - 1
+            hidden = cache.forward(model, slot[writing], token[:, None], position)[:, 0]    # (W, H)
     return [finish(question, *done[i]) for i, question in enumerate(questions)]
 
 
@@ -396,11 +407,11 @@ def teacher(text, task, rng):
 def demonstrate(question, task, tokenizer, rng):
     """The trajectory of the teacher's attempt at a question."""
     run = attempt(question, task, tokenizer)
-    context = next(run)
+    _, context = next(run)
     while True:
         ids = [*encode(tokenizer, teacher(tokenizer.decode(context), task, rng)), control(tokenizer)[1]]
         try:
-            context = run.send((ids, [0.] * len(ids)))
+            _, context = run.send((ids, [0.] * len(ids)))
         except StopIteration as finished:
             return finish(question, *finished.value)
 

@@ -39,8 +39,10 @@ def seeded(*purpose):
     return random.Random(" ".join(map(str, purpose)))
 
 
-def torch_seeded(*purpose):
-    return torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
+def uniforms(attempts, task, *purpose):
+    """The (attempts, turns, limit) uniform numbers that some attempts sample with, from a generator of their own."""
+    generator = torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
+    return torch.rand(attempts, task.turns, task.limit, generator=generator)
 
 
 # ---------------------------------------------------------------- the model
@@ -49,7 +51,7 @@ def tiny_model(tokenizer, seed):
     """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section 5)."""
     start, end = control(tokenizer)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=4, head_dim=32, tie_word_embeddings=True,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
                          initializer_range=.1, rope_parameters={"rope_type": "default", "rope_theta": 1000.},
                          max_position_embeddings=1024, bos_token_id=None, eos_token_id=end,
                          pad_token_id=tokenizer.pad_token_id)
@@ -101,15 +103,18 @@ def save(model, tokenizer, folder):
 
 # ---------------------------------------------------------------- credit: from trajectories to one advantage per token
 
-def collect(model, tokenizer, questions, group_size, task, generator, usage, temperature=1.):
-    """Attempt every question `group_size` times, score and credit the sessions. Returns (trajectories, seconds)."""
+def collect(model, tokenizer, questions, task, args, purpose, usage):
+    """Attempt every question `group_size` times, score and credit the sessions. Returns (trajectories, seconds by phase).
+
+    purpose: what the samples are for, such as (seed, "rollout", step); seeds them.
+    """
     times = [time.perf_counter()]
-    attempts = [question for question in questions for _ in range(group_size)]
-    trajectories = rollout(model, tokenizer, attempts, task, generator, temperature)
+    attempts = [question for question in questions for _ in range(args.group_size)]
+    trajectories = rollout(model, tokenizer, attempts, task, uniforms(len(attempts), task, *purpose), args.temperature)
     times.append(time.perf_counter())
-    score_sessions(trajectories, tokenizer, partial(answer_logprob, model))
-    for i in range(0, len(trajectories), group_size):
-        credit(trajectories[i:i + group_size], usage)
+    score_sessions(trajectories, tokenizer, partial(answer_logprob, model, max_tokens=args.batch_tokens))
+    for i in range(0, len(trajectories), args.group_size):
+        credit(trajectories[i:i + args.group_size], usage)
     times.append(time.perf_counter())
     return trajectories, {"rollout": times[1] - times[0], "scoring": times[2] - times[1]}
 
@@ -238,9 +243,8 @@ def evaluate(model, tokenizer, task, args, usage):
     """Held-out questions, the same at every call, sampled and greedy. Returns (metrics, the sampled trajectories)."""
     rng = seeded(args.seed, "held-out questions")
     questions = [make_question(rng) for _ in range(args.eval_questions)]
-    sampled, _ = collect(model, tokenizer, questions, args.group_size, task, torch_seeded(args.seed, "evaluation"), usage,
-                         args.temperature)
-    greedy = rollout(model, tokenizer, questions, task, torch_seeded(args.seed, "greedy"), temperature=0)
+    sampled, _ = collect(model, tokenizer, questions, task, args, (args.seed, "evaluation"), usage)
+    greedy = rollout(model, tokenizer, questions, task, uniforms(len(questions), task, "greedy"), temperature=0)
     metrics = {**summarize(sampled, args.group_size), "success_greedy": mean(t.reward for t in greedy)}
     return {f"eval_{name}": value for name, value in metrics.items()}, sampled
 
@@ -285,8 +289,8 @@ def train(method, model, tokenizer, task, args, folder):
             line |= metrics | {"eval_gains_by_case": gains_by_case(sampled, tokenizer)}
         if step < args.steps:
             rng = seeded(args.seed, "questions", step)
-            trajectories, seconds = collect(model, tokenizer, [make_question(rng) for _ in range(args.questions)], args.group_size,
-                                            task, torch_seeded(args.seed, "rollout", step), usage, args.temperature)
+            questions = [make_question(rng) for _ in range(args.questions)]
+            trajectories, seconds = collect(model, tokenizer, questions, task, args, (args.seed, "rollout", step), usage)
             begin = time.perf_counter()
             line |= update(model, optimizer, trajectories, args, gain_weight, reference)
             line |= summarize(trajectories, args.group_size)
@@ -347,10 +351,10 @@ def parse_args(argv=None):
     add("--lr", type=number(float, 0), default=1e-3, help="learning rate")
     add("--kl", type=number(float, 0), default=0., help="weight of the divergence from the starting policy")
     add("--temperature", type=number(float, 0, closed=False), default=1., help="of sampling, in rollouts and update alike")
-    add("--warm-steps", type=number(int, 0), default=700, help="steps of the tiny model's supervised warm start")
+    add("--warm-steps", type=number(int, 0), default=1000, help="steps of the tiny model's supervised warm start")
     add("--eval-questions", type=number(int, 1), default=64, help="held-out questions, each attempted group-size times")
     add("--eval-every", type=number(int, 1), default=10, help="steps between evaluations")
-    add("--batch-tokens", type=number(int, 1), default=4096, help="padded tokens per micro-batch of the update")
+    add("--batch-tokens", type=number(int, 1), default=2048, help="padded tokens per micro-batch of scoring and update")
     add("--seed", type=int, default=0, help="of everything that is random")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, mps, ...")
     add("--cache", default=str(Path(__file__).parent / ".cache"), help="where the warmed-up tiny model is kept")

@@ -32,11 +32,11 @@ def run_script(tokenizer):
     """Play scripted actions through the harness: a list of texts -> (contexts shown, log, answer)."""
     def run(question, task, actions):
         attempt = rollout.attempt(question, task, tokenizer)
-        contexts = [next(attempt)]
+        contexts = [next(attempt)[1]]
         for action in actions:
             ids = action if isinstance(action, list) else written(tokenizer, action)
             try:
-                contexts.append(attempt.send((ids, [-.5] * len(ids))))
+                contexts.append(attempt.send((ids, [-.5] * len(ids)))[1])
             except StopIteration as finished:
                 return contexts, *finished.value
         raise AssertionError("the script ended before the attempt did")
@@ -55,7 +55,7 @@ def random_attempts(tokenizer, count, seed=0):
         task = rollout.Task(["compaction", "subagent"][i % 2], rng.choice([60, 74, 90]), turns=rng.randint(1, 14))
         question = rollout.make_question(rng)
         attempt = rollout.attempt(question, task, tokenizer)
-        contexts = [next(attempt)]
+        contexts = [next(attempt)[1]]
         while True:
             words = rng.choices(list(question.pages) + rollout.NAMES, k=rng.randint(0, 8))
             tag = rng.choices([*rollout.TAGS.split("|"), "compact", "none"], weights=[8, 1, 4, 4, 4, 3, 1])[0]
@@ -63,7 +63,7 @@ def random_attempts(tokenizer, count, seed=0):
                     }.get(tag, f"<{tag}>{' '.join(words)}</{tag}>")
             ids = written(tokenizer, text)[:rng.choice([3, task.limit, task.limit])]
             try:
-                contexts.append(attempt.send((ids, [-rng.random() for _ in ids])))
+                contexts.append(attempt.send((ids, [-rng.random() for _ in ids]))[1])
             except StopIteration as finished:
                 yield task, contexts, *finished.value
                 break

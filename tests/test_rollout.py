@@ -245,80 +245,69 @@ def test_teacher_succeeds_when_it_makes_no_mistakes(tokenizer, monkeypatch):
 # ---------------------------------------------------------------- sampling
 
 def sample_all(policy, tokenizer, task, temperature=1., seed=0, size=24):
+    """Some questions, four attempts each."""
     rng = random.Random(seed)
-    questions = [make_question(rng) for _ in range(size // 4)]
-    questions = [question for question in questions for _ in range(4)]
-    return rollout.rollout(policy, tokenizer, questions, task, torch.Generator().manual_seed(seed), temperature)
+    questions = [question for question in (make_question(rng) for _ in range(size // 4)) for _ in range(4)]
+    uniforms = torch.rand(size, task.turns, task.limit, generator=torch.Generator().manual_seed(seed))
+    return rollout.rollout(policy, tokenizer, questions, task, uniforms, temperature), uniforms
 
 
-@pytest.mark.parametrize("scenario", ["compaction", "subagent"])
+def tokens(trajectory):
+    return [s.ids for s in trajectory.sessions]
+
+
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
 def test_greedy_rollouts_equal_generate(policy, tokenizer, scenario):
     """The slot cache against transformers: replay each attempt's harness with `generate`, one context at a time."""
     task = Task(scenario, rollout.WINDOWS[scenario])
     end = rollout.control(tokenizer)[1]
-    for trajectory in sample_all(policy, tokenizer, task, temperature=0, size=16)[::4]:
+    for trajectory in sample_all(policy, tokenizer, task, temperature=0, size=16)[0][::4]:
         run = rollout.attempt(trajectory.question, task, tokenizer)
-        context = next(run)
+        _, context = next(run)
         while True:
             ids = policy.generate(torch.tensor([context]), attention_mask=torch.ones(1, len(context)), do_sample=False,
                                   max_new_tokens=task.limit, eos_token_id=end)[0, len(context):].tolist()
             try:
-                context = run.send((ids, [0.] * len(ids)))
+                _, context = run.send((ids, [0.] * len(ids)))
             except StopIteration as finished:
-                assert [s.ids for s in segment(finished.value[0])] == [s.ids for s in trajectory.sessions]
+                assert [s.ids for s in segment(finished.value[0])] == tokens(trajectory)
                 break
 
 
-def test_a_row_samples_the_same_alone_and_in_a_batch(policy, tokenizer):
-    """Each attempt has its own uniform numbers; other rows, their lengths and their padding must not matter (faults 17)."""
-    rng, task = random.Random(1), Task()
-    questions = [make_question(rng) for _ in range(12)]
-    uniforms = torch.rand(12, task.turns, task.limit, generator=torch.Generator().manual_seed(1))
-    together = rollout.rollout(policy, tokenizer, questions, task, torch.Generator().manual_seed(1))
-    end = rollout.control(tokenizer)[1]
-    for i in (0, 7):
-        run, cache = rollout.attempt(questions[i], task, tokenizer), rollout.SlotCache(1, task.window)
-        context = next(run)
-        for turn in range(task.turns):
-            [action] = rollout.sample(policy, cache, [0], [context], uniforms[[i], turn], end, 1.)
-            try:
-                context = run.send(action)
-            except StopIteration as finished:
-                assert [s.ids for s in segment(finished.value[0])] == [s.ids for s in together[i].sessions]
-                break
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
+def test_an_attempt_samples_the_same_alone_and_in_a_batch(policy, tokenizer, scenario):
+    """Other attempts, their lengths, their padding and who waits for whom must not matter (faults 17)."""
+    task = Task(scenario, rollout.WINDOWS[scenario])
+    together, uniforms = sample_all(policy, tokenizer, task)
+    for i in (0, 7, 22):
+        [alone] = rollout.rollout(policy, tokenizer, [together[i].question], task, uniforms[[i]])
+        assert tokens(alone) == tokens(together[i])
 
 
 def test_members_of_a_group_differ_and_a_seed_repeats(policy, tokenizer):
-    """faults 20. The chance that 4 attempts of each of 6 questions agree at entropy above 1 nat per action is below 1e-9."""
-    first, second = (sample_all(policy, tokenizer, Task(), seed=3) for _ in range(2))
-    assert [[s.ids for s in t.sessions] for t in first] == [[s.ids for s in t.sessions] for t in second]
-    assert any(first[i].sessions[0].ids != first[i + 1].sessions[0].ids for i in range(0, 24, 4))
+    """faults 20. That four attempts agree in all of six groups, at more than 1 nat per action, has odds below 1e-7."""
+    (first, _), (second, _) = (sample_all(policy, tokenizer, Task(), seed=3) for _ in range(2))
+    assert [tokens(t) for t in first] == [tokens(t) for t in second]
+    assert any(tokens(first[i]) != tokens(first[i + 1]) for i in range(0, 24, 4))
 
 
-def uniform_model(vocabulary):
-    """A model whose logits are all equal, to see what sampling itself prefers."""
-    model = type("Uniform", (), {})()
-    model.device = torch.device("cpu")
-    model.base_model = lambda input_ids, **_: type("Output", (), {"last_hidden_state": torch.zeros(*input_ids.shape, vocabulary)})
-    model.get_output_embeddings = lambda: torch.nn.Identity()
-    return model
+def test_draw_follows_the_uniform_numbers():
+    """Four equal logits: u in [0, 1/4) takes token 0, [1/4, 1/2) token 1, ...; each has log-probability log(1/4)."""
+    tokens, logps = rollout.draw(torch.zeros(5, 4), torch.tensor([.1, .3, .6, .9, 0.]), temperature=1.)
+    assert tokens.tolist() == [0, 1, 2, 3, 0] and logps.tolist() == pytest.approx([-1.386294] * 5)
 
 
-def test_sampling_follows_the_uniform_numbers():
-    """Four equal logits: u in [0, 1/4) takes token 0, [1/4, 1/2) token 1, ...; each has log-probability log(1/4). Token 3 stops."""
-    uniforms = torch.tensor([[.1, .3, .6, .9, .1], [.99, 0., 0., 0., 0.]])
-    (ids, logps), (stopped, _) = rollout.sample(uniform_model(4), rollout.SlotCache(2, 20), [0, 1], [[7, 7], [7]], uniforms, 3, 1.)
-    assert ids == [0, 1, 2, 3] and stopped == [3]
-    assert logps == pytest.approx([-1.386294] * 4)
+def test_draw_at_a_temperature():
+    """Logits [2, 1, 0]: log-probability -.4076 at temperature 1, -.1429 at .5 (faults 16); 0 takes the likeliest."""
+    for temperature, expected in ((1., -.4076), (.5, -.1429), (0, -.4076)):
+        token, logp = rollout.draw(torch.tensor([[2., 1., 0.]]), torch.tensor([.1]), temperature)
+        assert token.item() == 0 and logp.item() == pytest.approx(expected, abs=1e-4)
 
 
-def test_impossible_tokens_are_never_sampled():
+def test_impossible_tokens_are_never_drawn():
     """Probability 0 at both ends of the vocabulary, uniform numbers at both ends of [0, 1)."""
-    model = uniform_model(4)
-    model.get_output_embeddings = lambda: lambda hidden: hidden + torch.tensor([-torch.inf, 0., 0., -torch.inf])
-    uniforms = torch.tensor([[0., 1 - 2 ** -24]])
-    [(ids, _)] = rollout.sample(model, rollout.SlotCache(1, 20), [0], [[7]], uniforms, 9, 1.)
-    assert ids == [1, 2]
+    logits = torch.tensor([[-torch.inf, 0., 0., -torch.inf]] * 2)
+    assert rollout.draw(logits, torch.tensor([0., 1 - 2 ** -24]), 1.)[0].tolist() == [1, 2]
 
 
 def test_describe_marks_what_the_model_wrote(tokenizer):

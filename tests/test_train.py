@@ -97,7 +97,8 @@ def test_the_final_answer_keeps_the_trajectory_advantage():
 def collected(policy, tokenizer, scenario, usage=.5, seed=0):
     rng = random.Random(seed)
     task = Task(scenario, rollout.WINDOWS[scenario])
-    return train.collect(policy, tokenizer, [make_question(rng) for _ in range(6)], 4, task, train.torch_seeded(seed), usage)[0]
+    args = train.parse_args(["--group-size", "4"])
+    return train.collect(policy, tokenizer, [make_question(rng) for _ in range(6)], task, args, (seed,), usage)[0]
 
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
@@ -186,7 +187,7 @@ def test_sampling_ignores_the_models_generation_config(policy, tokenizer):
     """faults 15: transformers would fill in top_k = 1 from the model's own settings."""
     policy.generation_config.top_k, policy.generation_config.do_sample = 1, True
     question = make_question(random.Random(0))
-    attempts = rollout.rollout(policy, tokenizer, [question] * 8, Task(), torch.Generator().manual_seed(0))
+    attempts = rollout.rollout(policy, tokenizer, [question] * 8, Task(), train.uniforms(8, Task(), "test"))
     policy.generation_config.top_k, policy.generation_config.do_sample = 50, False
     assert len({str([s.ids for s in t.sessions]) for t in attempts}) > 1
 

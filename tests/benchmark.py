@@ -1,0 +1,161 @@
+"""How close to the machine's limit is a step? Not collected by pytest; needs about five minutes on two cores.
+
+    python tests/benchmark.py [--model FOLDER] [--device cuda]
+
+For each scenario, one step of 32 questions x 8 attempts: seconds, share and tokens per second of each phase, its floating-
+point rate over the machine's own (a matrix product that fills it, measured in the same run), padding waste, and ratios
+against (a) `model.generate` called once per turn for the same contexts, (b) the same update with one session per forward.
+All are medians of alternating repeats, so that a busy machine slows both sides alike.
+"""
+import argparse
+import random
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import infogain     # noqa: E402
+import rollout      # noqa: E402
+import train        # noqa: E402
+
+REPEATS = 7
+
+
+def timed(function):
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    result = function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin, result
+
+
+def medians(*functions):
+    """The median seconds of each function, called in turn."""
+    seconds = [[timed(function)[0] for function in functions] for _ in range(REPEATS)]
+    return [statistics.median(column) for column in zip(*seconds)]
+
+
+def machine_rate(device, size=2048):
+    """Floating-point operations per second of a float32 matrix product that fills the machine."""
+    a = torch.rand(size, size, device=device)
+    seconds, = medians(lambda: [a @ a for _ in range(4)])
+    return 4 * 2 * size ** 3 / seconds
+
+
+def generate_turn(model, tokenizer, contexts, task):
+    """Reference (a): one turn with transformers' own generate, on the whole contexts, padded on the left, with the
+    log-probabilities of what it sampled, which the update needs."""
+    width, pad = max(map(len, contexts)), tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(c)) + c for c in contexts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts], device=model.device)
+    out = model.generate(ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=task.limit, pad_token_id=pad,
+                         eos_token_id=rollout.control(tokenizer)[1], return_dict_in_generate=True, output_logits=True)
+    logits = torch.stack(out.logits, 1).float().log_softmax(-1)                         # (B, N, V)
+    return logits.gather(2, out.sequences[:, width:, None])[..., 0].tolist()
+
+
+def computed(counts, name):
+    """A wrapper of a model's base_model.forward that counts padded tokens computed, by phase."""
+    def hook(module, args, kwargs):
+        counts[name[0]] = counts.get(name[0], 0) + kwargs["input_ids"].numel()
+    return hook
+
+
+def step(model, tokenizer, questions, task, args, optimizer):
+    """The pieces of one step, as functions that can be timed, with what they work on."""
+    attempts = [question for question in questions for _ in range(args.group_size)]
+    run = lambda: rollout.rollout(model, tokenizer, attempts, task, train.uniforms(len(attempts), task, "benchmark"))
+    trajectories = run()
+    score = lambda: infogain.score_sessions(trajectories, tokenizer, partial(infogain.answer_logprob, model))
+    score()
+    for i in range(0, len(trajectories), args.group_size):
+        train.credit(trajectories[i:i + args.group_size], .5)
+    return trajectories, run, score, lambda: train.update(model, optimizer, trajectories, args, .3)
+
+
+def scenario_table(scenario, model, tokenizer, args, peak):
+    task, rng = rollout.Task(scenario, rollout.WINDOWS[scenario]), random.Random(0)
+    questions = [rollout.make_question(rng) for _ in range(32)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.)      # the policy stays as it is, so that repeats are equal
+    turns, plain_attempt = {}, rollout.attempt                  # turn -> the contexts that the attempts were in
+
+    def recorded(*attempt):
+        run, sent, turn = plain_attempt(*attempt), None, 0
+        while True:
+            try:
+                role, context = run.send(sent)
+            except StopIteration as finished:
+                return finished.value
+            turns.setdefault(turn, []).append(context)
+            sent, turn = (yield role, context), turn + 1
+
+    rollout.attempt = recorded
+    trajectories, run, score, update = step(model, tokenizer, questions, task, args, optimizer)
+    rollout.attempt = plain_attempt
+    alone = train.parse_args(["--batch-tokens", "1"])
+    plain_merge = train.merge_sessions
+
+    def one_by_one():
+        train.merge_sessions = lambda sessions, advantages: [list(row) for row in zip(
+            *([getattr(s, key) for s in sessions] for key in ("ids", "mask", "logps")), advantages)]
+        train.update(model, optimizer, trajectories, alone, .3)
+        train.merge_sessions = plain_merge
+
+    seconds = medians(run, score, update, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], one_by_one)
+    counts, phase = {}, [""]
+    hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
+    for phase[0], function in (("rollout", run), ("scoring", score), ("update", update)):
+        function()
+    hook.remove()
+    sessions = [s for t in trajectories for s in t.sessions]
+    sampled = sum(sum(s.mask) for s in sessions)
+    rows = [row for t in trajectories for row in plain_merge(t.sessions)]
+    opening = rollout.encode(tokenizer, "<answer>")
+    states = {(tuple(state), rollout.encode(tokenizer, t.question.answer)) for t in trajectories for s in t.sessions for state in (s.before, s.after)}
+    needed = {"rollout": None, "scoring": sum(len(row["ids"]) for row in infogain.share_prefixes(states, opening)),
+              "update": sum(len(row[0]) for row in rows)}
+    weights = sum(p.numel() for p in model.parameters())        # the head is tied to the embedding and counts once
+    print(f"\n### {scenario}: {len(trajectories)} attempts, {len(sessions)} sessions, {len(rows)} rows, {sampled} sampled tokens\n")
+    print("| phase | seconds | share | tokens per second | of the machine's rate | padding |\n|---|---|---|---|---|---|")
+    for name, s, done, flops in zip(("rollout", "scoring", "update"), seconds, (sampled, needed["scoring"], needed["update"]), (2, 2, 6)):
+        waste = "" if needed[name] is None else f"{1 - needed[name] / counts[name]:.0%}"
+        print(f"| {name} | {s:.3f} | {s / sum(seconds[:3]):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {waste} |")
+    print(f"\nrollout over (a) one `generate` per turn: {seconds[3] / seconds[0]:.1f}x;  "
+          f"update over (b) one session per forward: {seconds[4] / seconds[2]:.1f}x")
+    return task, optimizer
+
+
+def scaling(model, tokenizer, task, args, optimizer):
+    print("\n| questions x 8 | seconds | per attempt, over that of 32 |\n|---|---|---|")
+    whole = {}
+    for count in (8, 32, 128):
+        rng = random.Random(1)
+        _, *pieces = step(model, tokenizer, [rollout.make_question(rng) for _ in range(count)], task, args, optimizer)
+        whole[count] = sum(medians(*pieces))
+    for count, seconds in whole.items():
+        print(f"| {count} | {seconds:.2f} | {seconds / count / (whole[32] / 32):.2f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--device", default="cpu")
+    flags = parser.parse_args()
+    peak = machine_rate(flags.device)
+    print(f"machine: {peak / 1e9:,.0f} GFLOP/s in a float32 matrix product, {torch.get_num_threads()} threads")
+    for scenario, window in rollout.WINDOWS.items():
+        args = train.parse_args(["--scenario", scenario, "--model", flags.model, "--device", flags.device])
+        model, tokenizer = train.load(args, rollout.Task(scenario, window))
+        task, optimizer = scenario_table(scenario, model, tokenizer, args, peak)
+        scaling(model, tokenizer, task, args, optimizer)
+
+
+if __name__ == "__main__":
+    main()
