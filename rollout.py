@@ -114,6 +114,7 @@ def tiny_tokenizer():
 @lru_cache(maxsize=4096)
 def encode(tokenizer, text):
     """Token ids of a text, all of them ordinary: a control token spelled out in `text` stays text."""
+    text = text.encode("utf-8", "replace").decode()         # a lone surrogate is no character that a tokenizer could take
     return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
 
 

@@ -13,9 +13,12 @@ import copy
 import hashlib
 import inspect
 import json
+import math
 import random
 import shutil
+import signal
 import sys
+import tempfile
 import time
 from functools import partial
 from itertools import zip_longest
@@ -26,10 +29,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from transformers.utils.logging import tqdm
 
 import rollout as rollout_module
-from figures.plot import plot_curves
+from figures.plot import plot_curves, table
 from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, token_logprobs
 from mosaic import session_advantage, trajectory_advantage
-from rollout import (KINDS, WINDOWS, Task, control, demonstrate, describe, make_question, rollout, tiny_tokenizer)
+from rollout import KINDS, WINDOWS, Task, control, demonstrate, describe, make_question, rollout, tiny_tokenizer
 
 METHODS = {"broadcast": (0, 0), "usage": (1, 0), "gain": (0, 1), "mosaic": (1, 1)}      # which of the two signals are on
 
@@ -87,18 +90,30 @@ def warm_tiny_model(task, seed, steps, device, cache, fresh):
         return AutoModelForCausalLM.from_pretrained(folder).to(device), tokenizer
     model = tiny_model(tokenizer, seed).to(device)
     warm_start(model, tokenizer, task, seed, steps)
-    save(model, tokenizer, folder)
+    save(folder, model, tokenizer)
     return model, tokenizer
 
 
-def save(model, tokenizer, folder):
-    """Write model and tokenizer in Hugging Face format; the folder appears under its name only when it is whole."""
-    partial_folder = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    model.save_pretrained(partial_folder)
-    tokenizer.save_pretrained(partial_folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial_folder.rename(folder)
+def save(folder, model, tokenizer, **states):
+    """Write a model in Hugging Face format with its tokenizer and further states; OSError says what could not be written.
+
+    All goes to a hidden folder first, which takes its name when it is whole: a kill, a full disk or a second run at the
+    same time never leaves half a folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    hidden = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        model.save_pretrained(hidden / "whole")
+        tokenizer.save_pretrained(hidden / "whole")
+        for name, state in states.items():
+            torch.save(state, hidden / "whole" / f"{name}.pt")
+        if folder.exists():
+            folder.rename(hidden / "old")
+        (hidden / "whole").rename(folder)
+    except Exception as error:      # safetensors and torch have classes of their own for a full disk
+        raise OSError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- credit: from trajectories to one advantage per token
@@ -181,7 +196,10 @@ def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip
 
 
 def update(model, optimizer, trajectories, args, gain_weight, reference=None):
-    """One optimizer step on all sampled tokens of a step's trajectories, in micro-batches. Returns its statistics."""
+    """One optimizer step on all sampled tokens of a step's trajectories, in micro-batches. Returns its statistics.
+
+    A loss or gradient that is not finite changes nothing: `skipped` is then 1 and both are None.
+    """
     advantages = iter(token_advantages(trajectories, gain_weight))
     rows = [row for t in trajectories for row in merge_sessions(t.sessions, [next(advantages) for _ in t.sessions])]
     denominator = sum(sum(row[1]) for row in rows)
@@ -198,10 +216,13 @@ def update(model, optimizer, trajectories, args, gain_weight, reference=None):
         total += loss.item()
         ratios.append(log_ratio[mask])                                                      # (M,)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.).item()
-    optimizer.step()
+    finite = math.isfinite(total) and math.isfinite(norm)
+    if finite:
+        optimizer.step()
     ratio = torch.cat(ratios).exp()                                                         # (tokens of the step,)
-    return {"loss": total, "grad_norm": norm, "tokens": denominator, "ratio_mean": ratio.mean().item(),
-            "ratio_max": ratio.max().item(), "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item()}
+    return {"loss": total if finite else None, "grad_norm": norm if finite else None, "skipped": int(not finite), "tokens": denominator,
+            "ratio_mean": ratio.mean().item(), "ratio_max": ratio.max().item(),
+            "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item()}
 
 
 # ---------------------------------------------------------------- metrics and evaluation
@@ -271,49 +292,91 @@ def write_trajectories(path, step, trajectories, tokenizer, gain_weight):
 
 # ---------------------------------------------------------------- the training loop
 
-def train(method, model, tokenizer, task, args, folder):
-    """Train a copy of `model` with one method; writes the run's folder. Returns the run's last evaluation."""
+def train(method, start, tokenizer, task, args, folder):
+    """Train a copy of the model `start` with one method, in its folder, from the last checkpoint if there is one."""
     usage, gain_weight = (on * weight for on, weight in zip(METHODS[method], (args.usage, args.gain_weight)))
-    reference = model.requires_grad_(False) if args.kl else None
-    model = copy.deepcopy(model).requires_grad_(True)
+    reference = start.requires_grad_(False) if args.kl else None
+    model = copy.deepcopy(start).requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, betas=(.9, .95), weight_decay=0., fused=True)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**vars(args), "method": method, "usage": usage, "gain_weight": gain_weight,
-                                                    "window": task.window}, indent=2) + "\n")
-    bar, started, metrics = tqdm(range(args.steps + 1), desc=f"{method:9}", mininterval=1), time.perf_counter(), {}
+    first, skipped, stop = resume(folder, model, optimizer), 0, []
+    signal.signal(signal.SIGINT, lambda *_: (stop.append(True), signal.signal(signal.SIGINT, signal.default_int_handler)))
+    bar = tqdm(range(first, args.steps + 1), desc=f"{method:9}", initial=first, total=args.steps + 1, mininterval=1)
     for step in bar:
-        line = {"step": step}
+        line, begin = {"step": step}, time.perf_counter()
         if step % args.eval_every == 0 or step == args.steps:
             metrics, sampled = evaluate(model, tokenizer, task, args, usage)
             write_trajectories(folder / "trajectories.jsonl", step, sampled[:args.group_size], tokenizer, gain_weight)
             line |= metrics | {"eval_gains_by_case": gains_by_case(sampled, tokenizer)}
+            line["seconds_evaluation"] = time.perf_counter() - begin
         if step < args.steps:
             rng = seeded(args.seed, "questions", step)
             questions = [make_question(rng) for _ in range(args.questions)]
             trajectories, seconds = collect(model, tokenizer, questions, task, args, (args.seed, "rollout", step), usage)
             begin = time.perf_counter()
-            line |= update(model, optimizer, trajectories, args, gain_weight, reference)
-            line |= summarize(trajectories, args.group_size)
+            line |= update(model, optimizer, trajectories, args, gain_weight, reference) | summarize(trajectories, args.group_size)
             line |= {f"seconds_{phase}": s for phase, s in seconds.items()} | {"seconds_update": time.perf_counter() - begin}
+            skipped = skipped + 1 if line["skipped"] else 0
             if line["groups_without_variance"] == 1:
                 bar.write(f"step {step}: every group's rewards are equal, so there is no trajectory-level gradient")
+            if line["skipped"]:
+                bar.write(f"step {step}: loss or gradient is not finite; the step is skipped")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        bar.set_postfix(success=f"{line.get('success', 0):.2f}", held_out=f"{metrics['eval_success']:.2f}",
-                        sessions=f"{line.get('sessions', 0):.2f}", refresh=False)
-    save(model, tokenizer, folder / "model")
-    return metrics | {"minutes": (time.perf_counter() - started) / 60}
+        bar.set_postfix(success=f"{line.get('success', 0):.2f}", sessions=f"{line.get('sessions', 0):.2f}", refresh=False)
+        if step < args.steps and ((step + 1) % args.save_every == 0 or stop or skipped == 3):
+            save(folder / f"checkpoint-{step + 1}", model, tokenizer, optimizer=optimizer.state_dict())
+            for old in checkpoints(folder)[:-2]:
+                shutil.rmtree(old)
+        if skipped == 3:
+            torch.save([[s.__dict__ for s in t.sessions] for t in trajectories], folder / "offending.pt")
+            sys.exit(f"three steps in a row were not finite: {folder} holds the last checkpoint, and the sessions of the step in offending.pt")
+        if stop and step < args.steps:
+            sys.exit(f"stopped after step {step}, with a checkpoint; go on with: python train.py --resume --out {args.out}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    save(folder / "model", model, tokenizer)
 
 
-def print_table(start, results):
-    """The final table: held-out success and how sessions were used, before training and after it by each method."""
-    columns = {"success": "eval_success", "greedy": "eval_success_greedy", "sessions": "eval_sessions",
-               "per success": "eval_sessions_per_success", "out of turns": "eval_out_of_turns",
-               **{f"gain {kind}": f"eval_gain_{kind}" for kind in KINDS}, "minutes": "minutes"}
-    print("\n| method    | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
-    for name, row in {"(start)": start, **results}.items():
-        cells = ["" if row.get(key) is None else f"{row[key]:.2f}" for key in columns.values()]
-        print(f"| {name:9} | " + " | ".join(f"{cell:>{len(title)}}" for cell, title in zip(cells, columns)) + " |")
+def checkpoints(folder):
+    """A method's checkpoints, oldest first; checkpoint-N is the state before step N."""
+    return sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+
+
+def resume(folder, model, optimizer):
+    """Load the newest sound checkpoint whose steps are all in metrics.jsonl, cut both logs back to it, return its step.
+
+    All that is random is seeded by its purpose and step, so this is the whole state. Without a checkpoint: step 0.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for hidden in folder.glob(".*"):                                    # what a killed run was writing
+        shutil.rmtree(hidden)
+    lines = {path: read_whole_lines(path) for path in (folder / "metrics.jsonl", folder / "trajectories.jsonl")}
+    step, logged = 0, len(lines[folder / "metrics.jsonl"])
+    for path in reversed([path for path in checkpoints(folder) if int(path.name.split("-")[1]) <= logged]):
+        try:
+            weights = AutoModelForCausalLM.from_pretrained(path).state_dict()
+            optimizer.load_state_dict(torch.load(path / "optimizer.pt", weights_only=True))
+            model.load_state_dict(weights)
+            step = int(path.name.split("-")[1])
+            break
+        except Exception as error:      # whatever a damaged file makes torch, safetensors or json raise
+            print(f"{path} is damaged ({str(error).splitlines()[0][:80]}), so the one before it is used", file=sys.stderr)
+    for path, kept in lines.items():
+        path.with_suffix(".new").write_text("".join(line for line in kept if json.loads(line)["step"] < step))
+        path.with_suffix(".new").rename(path)
+    return step
+
+
+def read_whole_lines(path):
+    """The lines of a JSONL file up to the first that is not whole."""
+    whole = []
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+        try:
+            json.loads(line if line.endswith("\n") else "")
+        except json.JSONDecodeError:
+            print(f"{path}: line {len(whole) + 1} is damaged; the run goes on from before it", file=sys.stderr)
+            break
+        whole.append(line)
+    return whole
 
 
 # ---------------------------------------------------------------- the command line
@@ -324,12 +387,12 @@ def fail(message):
     sys.exit(2)
 
 
-def number(kind, low, high=float("inf"), closed=True):
-    """An argparse type: a number from `low` to `high`, `high` itself excluded."""
+def number(kind, low, below=math.inf, above=-math.inf):
+    """An argparse type: a number of at least `low`, `below` one bound and `above` another."""
     def parse(text):
         value = kind(text)
-        if not (low <= value < high if closed else low < value < high):
-            raise argparse.ArgumentTypeError(f"{text} is not {'at least' if closed else 'above'} {low} and below {high}")
+        if not (low <= value < below and value > above):
+            raise argparse.ArgumentTypeError(f"{text} is not {f'above {above}' if above == low else f'at least {low}'} and below {below}")
         return value
     parse.__name__ = kind.__name__
     return parse
@@ -339,30 +402,42 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = fail
-    add = parser.add_argument
+    add, positive, weight = parser.add_argument, number(int, 1), number(float, 0)
     add("--scenario", choices=list(WINDOWS), default="compaction", help="how a context that grows too long is handled")
     add("--method", choices=list(METHODS), nargs="+", default=["broadcast", "mosaic"], help="one or more, each from the same start")
     add("--model", default="tiny", help="tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
     add("--steps", type=number(int, 0), default=100, help="GRPO steps")
-    add("--questions", type=number(int, 1), default=32, help="questions per step")
-    add("--group-size", type=number(int, 1), default=8, help="attempts per question")
-    add("--usage", type=number(float, 0, 1), default=.5, help="weight of the session-usage signal (trajectory level)")
-    add("--gain-weight", type=number(float, 0), default=.3, help="weight of the normalized information gain (session level)")
-    add("--lr", type=number(float, 0), default=1e-3, help="learning rate")
-    add("--kl", type=number(float, 0), default=0., help="weight of the divergence from the starting policy")
-    add("--temperature", type=number(float, 0, closed=False), default=1., help="of sampling, in rollouts and update alike")
+    add("--questions", type=positive, default=32, help="questions per step")
+    add("--group-size", type=positive, default=8, help="attempts per question")
+    add("--usage", type=number(float, 0, below=1), default=.5, help="weight of the session-usage signal (trajectory level)")
+    add("--gain-weight", type=weight, default=.3, help="weight of the normalized information gain (session level)")
+    add("--lr", type=weight, default=1e-3, help="learning rate")
+    add("--kl", type=weight, default=0., help="weight of the divergence from the starting policy")
+    add("--temperature", type=number(float, 0, above=0), default=1., help="of sampling, in rollouts and update alike")
     add("--warm-steps", type=number(int, 0), default=1000, help="steps of the tiny model's supervised warm start")
-    add("--eval-questions", type=number(int, 1), default=64, help="held-out questions, each attempted group-size times")
-    add("--eval-every", type=number(int, 1), default=10, help="steps between evaluations")
-    add("--batch-tokens", type=number(int, 1), default=2048, help="padded tokens per micro-batch of scoring and update")
+    add("--eval-questions", type=positive, default=64, help="held-out questions, each attempted group-size times")
+    add("--eval-every", type=positive, default=10, help="steps between evaluations")
+    add("--save-every", type=positive, default=20, help="steps between checkpoints")
+    add("--batch-tokens", type=positive, default=2048, help="padded tokens per micro-batch of scoring and update")
     add("--seed", type=int, default=0, help="of everything that is random")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, mps, ...")
     add("--cache", default=str(Path(__file__).parent / ".cache"), help="where the warmed-up tiny model is kept")
     add("--fresh", action="store_true", help="warm up the tiny model anew")
     add("--out", help="the run's folder (default: runs/SCENARIO)")
     add("--overwrite", action="store_true", help="replace the run that --out holds")
+    add("--resume", action="store_true", help="go on with the run that --out holds, with its own settings")
     args = parser.parse_args(argv)
     args.out = args.out or f"runs/{args.scenario}"
+    if args.resume:
+        try:
+            saved = json.loads((Path(args.out) / "config.json").read_text())
+        except (OSError, ValueError) as error:
+            fail(f"--resume: {args.out} holds no run that could go on ({error})")
+        parser.set_defaults(**saved)
+        args = parser.parse_args(argv)
+        changed = [f"--{key.replace('_', '-')}" for key in saved if key != "steps" and getattr(args, key) != saved[key]]
+        if changed:
+            fail(f"--resume goes on with the run's own settings; leave out {', '.join(changed)}, or start anew with --overwrite")
     return args
 
 
@@ -387,18 +462,31 @@ def load(args, task):
 def main():
     args = parse_args()
     out, task = Path(args.out), Task(args.scenario, WINDOWS[args.scenario])
-    if out.exists() and any(out.iterdir()) and not args.overwrite:
-        fail(f"--out {out} already holds a run: name another folder, or replace it with --overwrite")
+    if out.exists() and any(out.iterdir()) and not args.resume:
+        if not (out / "config.json").exists():
+            fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
+        if not args.overwrite:
+            fail(f"--out {out} already holds a run: name another folder, replace it with --overwrite, or go on with it with --resume")
     if args.group_size == 1:
         print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2 or more")
     model, tokenizer = load(args, task)
-    shutil.rmtree(out, ignore_errors=True)
-    start, _ = evaluate(model, tokenizer, task, args, usage=0)
-    results = {method: train(method, model, tokenizer, task, args, out / method) for method in dict.fromkeys(args.method)}
-    plot_curves({method: out / method / "metrics.jsonl" for method in results}, out / "curves.png")
-    print_table(start, results)
-    print(f"\nEverything is in {out}: learning curves in curves.png, and one folder per method with its metrics and model.")
+    if not args.resume:
+        for method in METHODS if out.exists() else ():
+            shutil.rmtree(out / method, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        config = {key: value for key, value in vars(args).items() if key not in ("out", "cache", "device", "fresh", "overwrite", "resume")}
+        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for method in dict.fromkeys(args.method):
+        if not (out / method / "model").exists():
+            train(method, model, tokenizer, task, args, out / method)
+    plot_curves(out)
+    print(f"\n{table(out)}\n\nEverything is in {out}: learning curves in curves.png, and one folder per method with metrics and model.")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        fail(f"{error}; what was saved before is whole, and --resume goes on from it")
+    except KeyboardInterrupt:
+        sys.exit("stopped; what was saved before is whole, and --resume goes on from it")

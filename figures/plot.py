@@ -22,12 +22,18 @@ def read_lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def plot_curves(metrics, path):
-    """Learning curves of several methods: {method: its metrics.jsonl} -> a PNG."""
+def read_run(run):
+    """A run's folder -> {method: the lines of its metrics.jsonl}, in the order of STYLE."""
+    files = {method: Path(run) / method / "metrics.jsonl" for method in STYLE}
+    return {method: read_lines(file) for method, file in files.items() if file.exists()}
+
+
+def plot_curves(run, path=None):
+    """Learning curves of the methods in a run's folder -> a PNG, by default the run's curves.png."""
     panels = {"success": "success (sampled)", "sessions": "sessions per attempt", "out_of_turns": "share out of turns"}
     figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
-    for method, file in metrics.items():
-        lines, (colour, dash) = read_lines(file), STYLE[method]
+    for method, lines in read_run(run).items():
+        colour, dash = STYLE[method]
         for ax, (key, title) in zip(axes, panels.items()):
             steps = [(line["step"], line[key]) for line in lines if key in line]
             held_out = [(line["step"], line[f"eval_{key}"]) for line in lines if f"eval_{key}" in line]
@@ -37,8 +43,23 @@ def plot_curves(metrics, path):
             ax.set(title=title, xlabel="GRPO step")
             ax.grid(alpha=.3)
     axes[0].legend(title="held-out questions\n(faint: training)", frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path or Path(run) / "curves.png", dpi=150)
     plt.close(figure)
+
+
+def table(run):
+    """The final table of a run's folder, in Markdown: held-out success and the use of sessions, at the start and per method."""
+    columns = {"success": "success", "greedy": "success_greedy", "sessions": "sessions", "per success": "sessions_per_success",
+               "out of turns": "out_of_turns", "gain ordinary": "gain_ordinary", "gain compaction": "gain_compaction",
+               "gain subagent": "gain_subagent"}
+    text = f"| method    | {' | '.join(columns)} | minutes |\n|---|{'---|' * len(columns)}---|"
+    runs = read_run(run)
+    for name, lines in {"(start)": next(iter(runs.values()))[:1], **runs}.items():
+        last, minutes = lines[-1], sum(s for line in lines for key, s in line.items() if key.startswith("seconds")) / 60
+        cells = ["" if last[f"eval_{key}"] is None else f"{last[f'eval_{key}']:.2f}" for key in columns.values()]
+        cells.append("" if name == "(start)" else f"{minutes:.1f}")
+        text += f"\n| {name:9} | " + " | ".join(f"{cell:>{len(title)}}" for cell, title in zip(cells, [*columns, "minutes"])) + " |"
+    return text
 
 
 def plot_mosaic(trajectory, path):
@@ -79,8 +100,8 @@ def main():
     parser.add_argument("png", type=Path, nargs="?", help="where to write")
     args = parser.parse_args()
     if args.figure == "curves":
-        files = {method: args.source / method / "metrics.jsonl" for method in STYLE}
-        plot_curves({method: file for method, file in files.items() if file.exists()}, args.png or args.source / "curves.png")
+        plot_curves(args.source, args.png)
+        print(table(args.source))
     else:       # the last success with the most kinds and sessions: the one that shows most
         best = max(read_lines(args.source), key=lambda t: (t["reward"], len(t["sessions"]) < 6, len(t["sessions"]), t["step"]))
         plot_mosaic(best, args.png or args.source.parent / "mosaic.png")
