@@ -13,6 +13,8 @@ those of the README. Run `python mosaic.py` for one group worked step by step.
 """
 import torch
 
+METHODS = {"broadcast": (0, 0), "usage": (1, 0), "gain": (0, 1), "mosaic": (1, 1)}      # which of the two signals each has
+
 
 def group_advantage(rewards):
     """GRPO's group-relative advantage, equation (1): A = (R - mean R) / std R, and 0 for all where std R = 0.

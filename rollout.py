@@ -17,6 +17,7 @@ import random
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
+from os.path import commonprefix
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -274,7 +275,7 @@ class SlotCache:
 
     def read(self, model, slots, contexts):
         """Hidden state of the last token of each context (B, H); of a context, only what its slot does not hold is computed."""
-        start = [shared_prefix(self.held[slot], context[:-1]) for slot, context in zip(slots, contexts)]
+        start = [len(commonprefix([self.held[slot], context[:-1]])) for slot, context in zip(slots, contexts)]
         new = [torch.tensor(context[begin:]) for context, begin in zip(contexts, start)]
         last = torch.tensor([len(row) - 1 for row in new], device=model.device)         # (B,)
         hidden = self.forward(model, torch.tensor(slots, device=model.device), pad_sequence(new, batch_first=True).to(model.device),
@@ -282,13 +283,6 @@ class SlotCache:
         for slot, context in zip(slots, contexts):
             self.held[slot] = context
         return hidden[torch.arange(len(slots), device=model.device), last]              # (B, H)
-
-
-def shared_prefix(a, b):
-    """Length of the longest common prefix of two lists."""
-    if b[:len(a)] == a:
-        return len(a)
-    return next(i for i in range(len(a)) if i == len(b) or a[i] != b[i])
 
 
 def draw(logits, uniforms, temperature):
@@ -419,13 +413,19 @@ def demonstrate(question, task, tokenizer, rng):
 
 # ---------------------------------------------------------------- a worked example
 
+def spans(mask):
+    """The stretches of 1 in a mask: [0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
+    edges = [i for i, (a, b) in enumerate(zip([0, *mask], [*mask, 0])) if a != b]
+    return [list(pair) for pair in zip(edges[0::2], edges[1::2])]
+
+
 def describe(session, tokenizer):
     """A session as text, what the model wrote in it between [ and ]."""
-    text, wrote = "", 0
-    for token, mask in zip(session.ids, session.mask):
-        text += (" [" if mask > wrote else "] " if mask < wrote else " ") + tokenizer.decode([token])
-        wrote = mask
-    return text.strip() + ("]" if wrote else "")
+    text, done = "", 0
+    for begin, end in spans(session.mask):
+        text += f"{tokenizer.decode(session.ids[done:begin])} [{tokenizer.decode(session.ids[begin:end])}] "
+        done = end
+    return (text + tokenizer.decode(session.ids[done:])).strip()
 
 
 def demo():

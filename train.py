@@ -30,12 +30,10 @@ from transformers.utils.logging import tqdm
 
 import rollout as rollout_module
 from figures.plot import plot_curves, table
+from figures.report import gains_by_case, mean, summarize, write_trajectories
 from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, token_logprobs
-from mosaic import session_advantage, trajectory_advantage
-from rollout import KINDS, WINDOWS, Task, control, demonstrate, describe, make_question, rollout, tiny_tokenizer
-
-METHODS = {"broadcast": (0, 0), "usage": (1, 0), "gain": (0, 1), "mosaic": (1, 1)}      # which of the two signals are on
-
+from mosaic import METHODS, session_advantage, trajectory_advantage
+from rollout import WINDOWS, Task, control, demonstrate, make_question, rollout, tiny_tokenizer
 
 def seeded(*purpose):
     """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same numbers."""
@@ -225,41 +223,6 @@ def update(model, optimizer, trajectories, args, gain_weight, reference=None):
             "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item()}
 
 
-# ---------------------------------------------------------------- metrics and evaluation
-
-def mean(values):
-    """The mean of some numbers; None (null in JSON) where there are none."""
-    values = list(values)
-    return sum(values) / len(values) if values else None
-
-
-def summarize(trajectories, group_size):
-    """Metrics of a batch of credited trajectories; the README's glossary explains each."""
-    sessions = [session for t in trajectories for session in t.sessions]
-    wins = [t for t in trajectories if t.reward > .5]
-    groups = [trajectories[i:i + group_size] for i in range(0, len(trajectories), group_size)]
-    return {"reward": mean(t.reward for t in trajectories), "success": len(wins) / len(trajectories),
-            "sessions": len(sessions) / len(trajectories), "sessions_per_success": mean(len(t.sessions) for t in wins),
-            **{f"sessions_{kind}": sum(s.kind == kind for s in sessions) / len(trajectories) for kind in KINDS},
-            **{f"gain_{kind}": mean(s.gain for s in sessions if s.kind == kind and s.gain == s.gain) for kind in KINDS},
-            **{stop.replace(" ", "_"): mean(t.stop == stop for t in trajectories)
-               for stop in ("answered", "out of turns", "out of window")},
-            "groups_without_variance": mean(len({t.reward for t in group}) == 1 for group in groups),
-            "entropy": -mean(logp for s in sessions for logp, mask in zip(s.logps, s.mask) if mask)}
-
-
-def gains_by_case(trajectories, tokenizer):
-    """Mean scores and gain by kind of session and by whether its states, before -> after, mention the answer at all."""
-    cases = {}
-    for t in trajectories:
-        for s in t.sessions:
-            if s.gain == s.gain:
-                known = ["present" if t.question.answer in tokenizer.decode(state) else "absent" for state in (s.before, s.after)]
-                cases.setdefault(f"{s.kind}: {' -> '.join(known)}", []).append((*s.scores, s.gain))
-    return {case: {"count": len(rows), **{name: mean(column) for name, column in zip(("before", "after", "gain"), zip(*rows))}}
-            for case, rows in sorted(cases.items())}
-
-
 def evaluate(model, tokenizer, task, args, usage):
     """Held-out questions, the same at every call, sampled and greedy. Returns (metrics, the sampled trajectories)."""
     rng = seeded(args.seed, "held-out questions")
@@ -268,26 +231,6 @@ def evaluate(model, tokenizer, task, args, usage):
     greedy = rollout(model, tokenizer, questions, task, uniforms(len(questions), task, "greedy"), temperature=0)
     metrics = {**summarize(sampled, args.group_size), "success_greedy": mean(t.reward for t in greedy)}
     return {f"eval_{name}": value for name, value in metrics.items()}, sampled
-
-
-def spans(mask):
-    """The stretches of 1 in a mask: [0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
-    edges = [i for i, (a, b) in enumerate(zip([0, *mask], [*mask, 0])) if a != b]
-    return [list(pair) for pair in zip(edges[0::2], edges[1::2])]
-
-
-def write_trajectories(path, step, trajectories, tokenizer, gain_weight):
-    """Append whole trajectories, session by session, as a person would want to read them; one JSON object per line."""
-    advantages = iter(token_advantages(trajectories, gain_weight))
-    with open(path, "a") as file:
-        for t in trajectories:
-            sessions = [{"kind": s.kind, "stop": s.stop, "tokens": len(s.ids), "spans": spans(s.mask), "text": describe(s, tokenizer),
-                         "score_before": s.scores[0], "score_after": s.scores[1],
-                         "gain": s.gain if s.gain == s.gain else None, "normalized_gain": s.normalized_gain,
-                         "advantages": [round(a, 4) for a, m in zip(next(advantages), s.mask) if m]} for s in t.sessions]
-            line = {"step": step, "question": t.question.question, "answer": t.question.answer, "pages": t.question.pages,
-                    "answered": t.answer, "stop": t.stop, "reward": t.reward, "advantage": t.advantage, "sessions": sessions}
-            file.write(json.dumps(line) + "\n")
 
 
 # ---------------------------------------------------------------- the training loop
@@ -305,7 +248,8 @@ def train(method, start, tokenizer, task, args, folder):
         line, begin = {"step": step}, time.perf_counter()
         if step % args.eval_every == 0 or step == args.steps:
             metrics, sampled = evaluate(model, tokenizer, task, args, usage)
-            write_trajectories(folder / "trajectories.jsonl", step, sampled[:args.group_size], tokenizer, gain_weight)
+            shown = sampled[:args.group_size]
+            write_trajectories(folder / "trajectories.jsonl", step, shown, token_advantages(shown, gain_weight), tokenizer)
             line |= metrics | {"eval_gains_by_case": gains_by_case(sampled, tokenizer)}
             line["seconds_evaluation"] = time.perf_counter() - begin
         if step < args.steps:
@@ -414,7 +358,7 @@ def parse_args(argv=None):
     add("--lr", type=weight, default=1e-3, help="learning rate")
     add("--kl", type=weight, default=0., help="weight of the divergence from the starting policy")
     add("--temperature", type=number(float, 0, above=0), default=1., help="of sampling, in rollouts and update alike")
-    add("--warm-steps", type=number(int, 0), default=1000, help="steps of the tiny model's supervised warm start")
+    add("--warm-steps", type=number(int, 0), default=2000, help="steps of the tiny model's supervised warm start")
     add("--eval-questions", type=positive, default=64, help="held-out questions, each attempted group-size times")
     add("--eval-every", type=positive, default=10, help="steps between evaluations")
     add("--save-every", type=positive, default=20, help="steps between checkpoints")

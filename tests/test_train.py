@@ -26,7 +26,7 @@ def trajectory(reward, *sessions):
 
 
 def test_spans():
-    assert train.spans([0, 1, 1, 0, 1]) == [[1, 3], [4, 5]] and train.spans([1]) == [[0, 1]] and train.spans([0]) == []
+    assert rollout.spans([0, 1, 1, 0, 1]) == [[1, 3], [4, 5]] and rollout.spans([1]) == [[0, 1]] and rollout.spans([0]) == []
 
 
 # ---------------------------------------------------------------- loss
