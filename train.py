@@ -35,6 +35,7 @@ from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, scor
 from mosaic import METHODS, session_advantage, trajectory_advantage
 from rollout import WINDOWS, Task, control, demonstrate, make_question, rollout, tiny_tokenizer
 
+
 def seeded(*purpose):
     """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same numbers."""
     return random.Random(" ".join(map(str, purpose)))
@@ -58,7 +59,7 @@ def tiny_model(tokenizer, seed):
                          pad_token_id=tokenizer.pad_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(seed, "weights").getrandbits(63))
-        return Qwen3ForCausalLM(config)
+        return Qwen3ForCausalLM(config).eval()      # no dropout, in training as in sampling
 
 
 def warm_start(model, tokenizer, task, seed, steps, attempts=24, lr=1e-2):
@@ -293,7 +294,7 @@ def resume(folder, model, optimizer):
     folder.mkdir(parents=True, exist_ok=True)
     for hidden in folder.glob(".*"):                                    # what a killed run was writing
         shutil.rmtree(hidden)
-    lines = {path: read_whole_lines(path) for path in (folder / "metrics.jsonl", folder / "trajectories.jsonl")}
+    lines = {path: intact(path) for path in (folder / "metrics.jsonl", folder / "trajectories.jsonl")}
     step, logged = 0, len(lines[folder / "metrics.jsonl"])
     for path in reversed([path for path in checkpoints(folder) if int(path.name.split("-")[1]) <= logged]):
         try:
@@ -310,17 +311,16 @@ def resume(folder, model, optimizer):
     return step
 
 
-def read_whole_lines(path):
-    """The lines of a JSONL file up to the first that is not whole."""
-    whole = []
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+def intact(path):
+    """The lines of a JSONL file, up to the first that is cut short or damaged."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    for i, line in enumerate(lines):
         try:
             json.loads(line if line.endswith("\n") else "")
-        except json.JSONDecodeError:
-            print(f"{path}: line {len(whole) + 1} is damaged; the run goes on from before it", file=sys.stderr)
-            break
-        whole.append(line)
-    return whole
+        except ValueError:
+            print(f"{path}: line {i + 1} is damaged; the run goes on from before it", file=sys.stderr)
+            return lines[:i]
+    return lines
 
 
 # ---------------------------------------------------------------- the command line
