@@ -150,10 +150,10 @@ def read_action(tokenizer, ids):
 def attempt(question, task, tokenizer):
     """One attempt as a coroutine: yields (role, context) where the model is to act, is sent (ids, log-probabilities).
 
-    role: main, compaction or subagent. context: all token ids that the model is to see. Returns (log, answer). The log is a list of (event, ids, logps): `open` the first context, `act` what the model
-    wrote, `observe` a page or an error, `compact` the request for a summary, `resume` the context that the summary
-    opens, `fork` a subagent's context, `return` its report in the parent's context, and at the end `stop` with the
-    reason in place of ids.
+    role: main, compaction or subagent. context: all token ids that the model is to see. Returns (log, answer). The log
+    is a list of (event, ids, logps): `open` the first context, `act` what the model wrote, `observe` a page or an error,
+    `compact` the request for a summary, `resume` the context that the summary opens, `fork` a subagent's context,
+    `return` its report in the parent's context, and at the end `stop` with the reason in place of ids.
     """
     room = task.window - task.limit                         # a context leaves room for one action and, if it may be
     if task.scenario == "compaction":                       # compacted, for the request and the summary

@@ -350,7 +350,7 @@ def parse_args(argv=None):
     add("--scenario", choices=list(WINDOWS), default="compaction", help="how a context that grows too long is handled")
     add("--method", choices=list(METHODS), nargs="+", default=["broadcast", "mosaic"], help="one or more, each from the same start")
     add("--model", default="tiny", help="tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
-    add("--steps", type=number(int, 0), default=100, help="GRPO steps")
+    add("--steps", type=number(int, 0), default=60, help="GRPO steps")
     add("--questions", type=positive, default=32, help="questions per step")
     add("--group-size", type=positive, default=8, help="attempts per question")
     add("--usage", type=number(float, 0, below=1), default=.5, help="weight of the session-usage signal (trajectory level)")
