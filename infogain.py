@@ -12,6 +12,7 @@ normalized per kind within the group. Run `python infogain.py` for one scripted 
 """
 import math
 import random
+from itertools import chain
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -21,7 +22,8 @@ from rollout import NAMES, Task, demonstrate, describe, encode, make_question, r
 
 def pad(rows, dtype=torch.long, value=0):
     """A list of lists -> (S, T) tensor, padded on the right, where no causal model can see it."""
-    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=value)
+    flat = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)       # (tokens of all rows,)
+    return pad_sequence(flat.split([len(row) for row in rows]), batch_first=True, padding_value=value)      # (S, T)
 
 
 def micro_batches(lengths, max_tokens):
