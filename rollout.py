@@ -15,7 +15,7 @@ ids that it sampled. Run `python rollout.py` for one scripted trajectory of each
 """
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from os.path import commonprefix
 
@@ -76,7 +76,7 @@ class Trajectory:
     stop: str                   # answered, out of turns, out of window
     answer: str
     reward: float
-    advantage: float = field(default=0.)        # A', filled in by train.py
+    advantage: float = 0.       # A', filled in by train.py
 
 
 # ---------------------------------------------------------------- the toy search task

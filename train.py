@@ -106,9 +106,11 @@ def save(folder, model, tokenizer, **states):
         tokenizer.save_pretrained(hidden / "whole")
         for name, state in states.items():
             torch.save(state, hidden / "whole" / f"{name}.pt")
-        if folder.exists():
+        try:
+            (hidden / "whole").rename(folder)
+        except OSError:             # it holds an older one, or another run was faster: that one makes way
             folder.rename(hidden / "old")
-        (hidden / "whole").rename(folder)
+            (hidden / "whole").rename(folder)
     except Exception as error:      # safetensors and torch have classes of their own for a full disk
         raise OSError(f"cannot write {folder}: {error}") from error
     finally:

@@ -1,7 +1,10 @@
 """What several test files need: the source files on the path, a small random policy, scripted attempts."""
+import os
 import random
 import sys
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"     # here and in the runs that tests start: tiny work, and a busy machine slows it less
 
 import pytest
 import torch

@@ -260,20 +260,28 @@ def test_the_same_seed_gives_the_same_run(tmp_path, cache):
     assert a == b
 
 
-def test_bad_input_is_one_line_exit_2_and_nothing_written(tmp_path, tokenizer):
-    """One process per row would cost seconds each, so rows whose error comes before the model is loaded share the parser."""
-    held = tmp_path / "held"
+def test_bad_input_is_one_line_exit_2_and_nothing_written(tmp_path, tokenizer, monkeypatch, capfd):
+    """In this process, one row after the other, and the last once more as a command."""
+    held, other, no_tokenizer = tmp_path / "held", tmp_path / "other", tmp_path / "no-tokenizer"
     (held / "mosaic").mkdir(parents=True)
     (held / "config.json").write_text("{}")
-    no_tokenizer = tmp_path / "no-tokenizer"
+    other.mkdir()
+    (other / "letter.txt").write_text("keep me")
     train.tiny_model(tokenizer, 0).save_pretrained(no_tokenizer)
-    rows = [("--model", tmp_path / "nothing-here"), ("--model", no_tokenizer), ("--device", "cuda:7"), ("--device", "abacus"),
-            ("--resume", "--out", tmp_path / "new"), ("--out", no_tokenizer), ("--out", held)]
-    for row in rows:
-        done = command(*row, *(["--out", tmp_path / "new"] if "--out" not in row else []), "--cache", tmp_path / "cache", *SMALL)
-        assert done.returncode == 2 and done.stderr.strip().count("\n") == 0 and row[0] in done.stderr, done.stderr
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["held", "no-tokenizer"]
-    assert "--overwrite" in done.stderr and (held / "mosaic").exists()
+    new, before = ["--out", tmp_path / "new"], sorted(tmp_path.rglob("*"))
+    capfd.readouterr()
+    for row, word in [(["--model", tmp_path / "nothing-here", *new], "--model"), (["--model", no_tokenizer, *new], "--model"),
+                      (["--device", "cuda:7", *new], "--device cpu"), (["--device", "abacus", *new], "--device cpu"),
+                      (["--resume", *new], "--resume"), (["--out", other], "no run"), (["--overwrite", "--out", other], "no run"),
+                      (["--out", held], "--overwrite")]:
+        monkeypatch.setattr(sys, "argv", ["train.py", *map(str, [*row, "--cache", tmp_path / "cache", *SMALL])])
+        with pytest.raises(SystemExit) as stop:
+            train.main()
+        error = capfd.readouterr().err
+        assert stop.value.code == 2 and error.strip().count("\n") == 0 and word in error
+        assert sorted(tmp_path.rglob("*")) == before
+    done = command("--out", held)
+    assert done.returncode == 2 and done.stderr == error and done.stdout == ""
 
 
 @pytest.mark.parametrize("row, word", [
