@@ -281,6 +281,8 @@ def train(method, start, tokenizer, task, args, folder):
             sys.exit(f"stopped after step {step}, with a checkpoint; go on with: python train.py --resume --out {args.out}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     save(folder / "model", model, tokenizer)
+    if stop:
+        sys.exit(f"stopped when {method} was finished; go on with: python train.py --resume --out {args.out}")
 
 
 def checkpoints(folder):

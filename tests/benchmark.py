@@ -1,4 +1,4 @@
-"""How close to the machine's limit is a step? Not collected by pytest; needs about five minutes on two cores.
+"""How close to the machine's limit is a step? Not collected by pytest; takes about four minutes on two cores.
 
     python tests/benchmark.py [--model FOLDER] [--device cuda]
 
@@ -143,6 +143,23 @@ def scaling(model, tokenizer, task, args, optimizer):
         print(f"| {count} | {seconds:.2f} | {seconds / count / (whole[32] / 32):.2f} |")
 
 
+def session_scaling(model, tokenizer, task, args, optimizer):
+    """The same questions by a teacher that compacts, or forks, more and more often: seconds of scoring and update per session."""
+    print("\n| sessions per attempt | scoring + update, seconds | per session, over the first |\n|---|---|---|")
+    first, usual = None, (rollout.EARLY, rollout.GUESS)
+    for early in (0., .4, .8):
+        rollout.EARLY, rollout.GUESS, rng = early, 0., random.Random(2)
+        trajectories = [rollout.demonstrate(rollout.make_question(rng), task, tokenizer, rng) for _ in range(256)]
+        for trajectory in trajectories:
+            trajectory.advantage = 1.
+        sessions = sum(len(t.sessions) for t in trajectories)
+        seconds = sum(medians(lambda: infogain.score_sessions(trajectories, tokenizer, partial(infogain.answer_logprob, model)),
+                              lambda: train.update(model, optimizer, trajectories, args, .3)))
+        first = first or seconds / sessions
+        print(f"| {sessions / 256:.1f} | {seconds:.3f} | {seconds / sessions / first:.2f} |")
+    rollout.EARLY, rollout.GUESS = usual
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="tiny")
@@ -155,6 +172,7 @@ def main():
         model, tokenizer = train.load(args, rollout.Task(scenario, window))
         task, optimizer = scenario_table(scenario, model, tokenizer, args, peak)
         scaling(model, tokenizer, task, args, optimizer)
+        session_scaling(model, tokenizer, task, args, optimizer)
 
 
 if __name__ == "__main__":

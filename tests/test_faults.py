@@ -3,6 +3,7 @@
 `python tests/kill.py` kills a real run 30 times at random places; here it is killed at chosen ones.
 """
 import json
+import os
 import resource
 import shutil
 import signal
@@ -167,6 +168,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, unbroken):
     (tmp_path / "file").write_text("")
     code, _, error = finished(tmp_path / "file/run", unbroken / "cache", *RUN)
     assert code == 2 and "Traceback" not in error and "file" in error.strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission_is_one_line(tmp_path, unbroken):
+    tmp_path.chmod(0o555)
+    code, _, error = finished(tmp_path / "run", unbroken / "cache", *RUN)
+    assert code == 2 and "Permission" in error.strip().splitlines()[-1] and "Traceback" not in error
 
 
 def test_two_runs_share_an_empty_cache(unbroken, tmp_path):

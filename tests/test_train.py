@@ -49,6 +49,29 @@ def test_kl_by_hand():
     assert loss.item() == pytest.approx(.1 * .3068528 / 2, abs=1e-6)
 
 
+def test_loss_ignores_padding_side_row_order_and_split():
+    """faults 12, 17: padding on the left or right, rows in any order, one pass or one per row: the same loss and gradient."""
+    g = torch.Generator().manual_seed(0)
+    logps, old, advantages = (torch.randn(4, 7, generator=g) for _ in range(3))
+    mask = torch.arange(7) < torch.tensor([[7], [3], [5], [1]])
+
+    def loss_and_gradient(order, flip, split):
+        leaf = logps.clone().requires_grad_(True)
+        turn = lambda x: (x.flip(1) if flip else x)[order]
+        total = 0.
+        for rows in torch.arange(4).split(split):
+            part = train.grpo_loss(*(turn(x)[rows] for x in (leaf, old, advantages, mask)), 16)[0]
+            part.backward(retain_graph=True)
+            total += part.item()
+        return total, leaf.grad
+
+    whole, gradient = loss_and_gradient([0, 1, 2, 3], False, 4)
+    for order, flip, split in (([2, 0, 3, 1], False, 4), ([0, 1, 2, 3], True, 4), ([3, 2, 1, 0], True, 1)):
+        again, grad = loss_and_gradient(order, flip, split)
+        assert again == pytest.approx(whole, abs=1e-6) and torch.allclose(grad, gradient, atol=1e-7)
+    assert gradient[~mask].abs().max() == 0 < gradient[mask].abs().max()
+
+
 def test_empty_mask_gives_zero_and_finite_gradients():
     logps = torch.zeros(1, 2, requires_grad=True)
     loss, _ = train.grpo_loss(logps, torch.full((1, 2), -torch.inf), torch.ones(1, 2), torch.zeros(1, 2).bool(), 0)
