@@ -111,22 +111,24 @@ def scenario_table(scenario, model, tokenizer, args, peak):
     seconds = medians(run, score, update, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], one_by_one)
     counts, phase = {}, [""]
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
+    padding, plain_pad = [], rollout.pad_sequence       # of the contexts that are read together; single tokens need none
+    rollout.pad_sequence = lambda rows, **rest: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows, **rest)
     for phase[0], function in (("rollout", run), ("scoring", score), ("update", update)):
         function()
     hook.remove()
+    rollout.pad_sequence = plain_pad
     sessions = [s for t in trajectories for s in t.sessions]
     sampled = sum(sum(s.mask) for s in sessions)
     rows = [row for t in trajectories for row in plain_merge(t.sessions)]
     opening = rollout.encode(tokenizer, "<answer>")
     states = {(tuple(state), rollout.encode(tokenizer, t.question.answer)) for t in trajectories for s in t.sessions for state in (s.before, s.after)}
-    needed = {"rollout": None, "scoring": sum(len(row["ids"]) for row in infogain.share_prefixes(states, opening)),
+    needed = {"rollout": counts["rollout"] - sum(padding), "scoring": sum(len(row["ids"]) for row in infogain.share_prefixes(states, opening)),
               "update": sum(len(row[0]) for row in rows)}
     weights = sum(p.numel() for p in model.parameters())        # the head is tied to the embedding and counts once
     print(f"\n### {scenario}: {len(trajectories)} attempts, {len(sessions)} sessions, {len(rows)} rows, {sampled} sampled tokens\n")
     print("| phase | seconds | share | tokens per second | of the machine's rate | padding |\n|---|---|---|---|---|---|")
     for name, s, done, flops in zip(("rollout", "scoring", "update"), seconds, (sampled, needed["scoring"], needed["update"]), (2, 2, 6)):
-        waste = "" if needed[name] is None else f"{1 - needed[name] / counts[name]:.0%}"
-        print(f"| {name} | {s:.3f} | {s / sum(seconds[:3]):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {waste} |")
+        print(f"| {name} | {s:.3f} | {s / sum(seconds[:3]):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {1 - needed[name] / counts[name]:.0%} |")
     print(f"\nrollout over (a) one `generate` per turn: {seconds[3] / seconds[0]:.1f}x;  "
           f"update over (b) one session per forward: {seconds[4] / seconds[2]:.1f}x")
     return task, optimizer
