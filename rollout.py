@@ -271,7 +271,8 @@ class SlotCache:
             self.layers[layer] = [x.new_zeros(len(self.held), self.window + 1, heads, dim) for x in (keys, values)]
         for store, new in zip(self.layers[layer], (keys, values)):
             store[self.slots[:, None], self.positions] = new.transpose(1, 2)            # (B, N, heads, D)
-        return [store[:, :self.reach].index_select(0, self.slots).transpose(1, 2) for store in self.layers[layer]]  # (B, heads, reach, D)
+        return [store[:, :self.reach].index_select(0, self.slots).transpose(1, 2)       # (B, heads, reach, D)
+                for store in self.layers[layer]]
 
     def read(self, model, slots, contexts):
         """Hidden state of the last token of each context (B, H); of a context, only what its slot does not hold is computed."""
@@ -316,7 +317,7 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
     logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)
     slot, turn, size, length = torch.zeros(4, B, dtype=torch.long, device=device)       # (B,) each
-    writing = torch.tensor([], dtype=torch.long, device=device)                         # (W,), attempts with an action in progress
+    writing, hidden = torch.tensor([], dtype=torch.long, device=device), None           # (W,) attempts that write, (W, H)
     while waiting or len(writing):
         if len(waiting) >= len(writing):
             slots = [i + B * (role == "subagent") for i, (role, _) in waiting.items()]
@@ -436,9 +437,10 @@ def demo():
         print(f"\nScenario {scenario}: who fits {question.question!r}? ({question.answer})")
         for clue, page in question.pages.items():
             print(f"  page {clue}: {page}")
-        print(f"The teacher {trajectory.stop} {trajectory.answer!r}: reward {trajectory.reward}. Its sessions, the agent's tokens in []:")
+        print(f"The teacher {trajectory.stop} {trajectory.answer!r}, reward {trajectory.reward}. Its sessions, its own tokens in []:")
         for i, session in enumerate(trajectory.sessions, 1):
-            print(f"  {i}. {session.kind}, {len(session.ids)} tokens, ended by: {session.stop}\n     {describe(session, tokenizer)}")
+            print(f"  {i}. {session.kind}, {len(session.ids)} tokens, ended by: {session.stop}")
+            print(f"     {describe(session, tokenizer)}")
 
 
 if __name__ == "__main__":

@@ -221,8 +221,8 @@ def update(model, optimizer, trajectories, args, gain_weight, reference=None):
     if finite:
         optimizer.step()
     ratio = torch.cat(ratios).exp()                                                         # (tokens of the step,)
-    return {"loss": total if finite else None, "grad_norm": norm if finite else None, "skipped": int(not finite), "tokens": denominator,
-            "ratio_mean": ratio.mean().item(), "ratio_max": ratio.max().item(),
+    return {"loss": total if finite else None, "grad_norm": norm if finite else None, "skipped": int(not finite),
+            "tokens": denominator, "ratio_mean": ratio.mean().item(), "ratio_max": ratio.max().item(),
             "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item()}
 
 
@@ -276,7 +276,7 @@ def train(method, start, tokenizer, task, args, folder):
                 shutil.rmtree(old)
         if skipped == 3:
             torch.save([[s.__dict__ for s in t.sessions] for t in trajectories], folder / "offending.pt")
-            sys.exit(f"three steps in a row were not finite: {folder} holds the last checkpoint, and the sessions of the step in offending.pt")
+            sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and, in offending.pt, the step's sessions")
         if stop and step < args.steps:
             sys.exit(f"stopped after step {step}, with a checkpoint; go on with: python train.py --resume --out {args.out}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -340,7 +340,8 @@ def number(kind, low, below=math.inf, above=-math.inf):
     def parse(text):
         value = kind(text)
         if not (low <= value < below and value > above):
-            raise argparse.ArgumentTypeError(f"{text} is not {f'above {above}' if above == low else f'at least {low}'} and below {below}")
+            least = f"above {above}" if above == low else f"at least {low}"
+            raise argparse.ArgumentTypeError(f"{text} is not {least} and below {below}")
         return value
     parse.__name__ = kind.__name__
     return parse
@@ -414,7 +415,7 @@ def main():
         if not (out / "config.json").exists():
             fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
         if not args.overwrite:
-            fail(f"--out {out} already holds a run: name another folder, replace it with --overwrite, or go on with it with --resume")
+            fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume to go on with it")
     if args.group_size == 1:
         print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2 or more")
     model, tokenizer = load(args, task)
@@ -422,13 +423,14 @@ def main():
         for method in METHODS if out.exists() else ():
             shutil.rmtree(out / method, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
-        config = {key: value for key, value in vars(args).items() if key not in ("out", "cache", "device", "fresh", "overwrite", "resume")}
+        config = {key: value for key, value in vars(args).items()
+                  if key not in ("out", "cache", "device", "fresh", "overwrite", "resume")}
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for method in dict.fromkeys(args.method):
         if not (out / method / "model").exists():
             train(method, model, tokenizer, task, args, out / method)
     plot_curves(out)
-    print(f"\n{table(out)}\n\nEverything is in {out}: learning curves in curves.png, and one folder per method with metrics and model.")
+    print(f"\n{table(out)}\n\nEverything is in {out}: curves.png, and a folder per method with its metrics and model.")
 
 
 if __name__ == "__main__":

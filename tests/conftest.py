@@ -7,7 +7,6 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"     # here and in the runs that tests start: tiny work, and a busy machine slows it less
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))

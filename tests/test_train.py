@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 from conftest import ROOT
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollout
 import train
