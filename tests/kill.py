@@ -1,6 +1,6 @@
-"""Kill a real run with -9 at a random moment, resume it, compare with the unbroken run; 30 times. Not collected by pytest.
+"""Kill a real run with -9 at random moments, resume it, compare it with the unbroken run; 30 kills. Not collected by pytest.
 
-    python tests/kill.py [ROUNDS]
+    python tests/kill.py [KILLS]
 """
 import json
 import random
@@ -28,8 +28,8 @@ def logs(run):
     return lines, [path.read_bytes() for path in sorted(run.glob("*/model/model.safetensors"))]
 
 
-def main(rounds):
-    rng, outcomes = random.Random(0), Counter()
+def main(wanted):
+    rng, outcomes, kills, rounds = random.Random(0), Counter(), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         start(folder / "unbroken", folder / "cache", *RUN).wait()
@@ -37,23 +37,23 @@ def main(rounds):
         start(folder / "timed", folder / "cache", *RUN).wait()      # with the warmed-up model at hand
         whole, expected = time.perf_counter() - begin, logs(folder / "unbroken")
         assert len(expected[0]) == 4 and len(expected[1]) == 2
-        for i in range(rounds):
-            out, kills = folder / str(i), 0
+        while kills < wanted:
+            out, before, rounds = folder / str(rounds), kills, rounds + 1
             process = start(out, folder / "cache", *RUN)
             while True:
                 try:
-                    process.wait(timeout=rng.uniform(.3 * whole, 1.05 * whole) if kills < 3 else None)
+                    process.wait(timeout=rng.uniform(.3, .95) * whole if kills < wanted else None)
                     break
                 except subprocess.TimeoutExpired:
                     process.kill()
-                    kills += 1
                     process.wait()
+                    kills += 1
                     begun = (out / "config.json").exists()
                     process = start(out, folder / "cache", *(["--resume"] if begun else RUN))
             same = process.returncode == 0 and logs(out) == expected
-            outcomes[f"{'same' if same else 'DIFFERENT'} after {kills} kills"] += 1
-            print(f"{i + 1:3}: {kills} kills, {'the same' if same else f'DIFFERENT: {process.stderr.read()[-300:]}'}", flush=True)
-    print(dict(outcomes))
+            outcomes["same" if same else "DIFFERENT"] += 1
+            print(f"run {rounds}: {kills - before} kills, {'the same' if same else f'DIFFERENT: {process.stderr.read()[-300:]}'}", flush=True)
+    print(f"{kills} kills in {rounds} runs: {dict(outcomes)}")
 
 
 if __name__ == "__main__":
