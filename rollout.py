@@ -153,12 +153,15 @@ def attempt(question, task, tokenizer):
     role: main, compaction or subagent. context: all token ids that the model is to see. Returns (log, answer). The log
     is a list of (event, ids, logps): `open` the first context, `act` what the model wrote, `observe` a page or an error,
     `compact` the request for a summary, `resume` the context that the summary opens, `fork` a subagent's context,
-    `return` its report in the parent's context, and at the end `stop` with the reason in place of ids.
+    `return` its report in the parent's context, and at the end `stop` with the reason in place of ids. ValueError: the
+    question does not fit the window.
     """
     room = task.window - task.limit                         # a context leaves room for one action and, if it may be
     if task.scenario == "compaction":                       # compacted, for the request and the summary
         room -= len(show(tokenizer, [None], COMPACT)) + task.limit
     context, parent, role = message(tokenizer, question.question), None, "main"
+    if len(context) > room:
+        raise ValueError(f"a question of {len(context)} tokens does not fit a window with room for {room}")
     log = [("open", context, [])]
     for _ in range(task.turns):
         ids, logps = yield role, context
