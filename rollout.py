@@ -315,8 +315,8 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     device, stop = model.device, control(tokenizer)[1]
     B, attempts = len(questions), [attempt(question, task, tokenizer) for question in questions]
     waiting, done = {i: next(run) for i, run in enumerate(attempts)}, {}
-    slots = 2 * B if task.scenario == "subagent" else B                                 # attempt i: slot i; its subagents: B + i
-    cache, uniforms = SlotCache(slots, task.window), uniforms.to(device)
+    cache = SlotCache(2 * B if task.scenario == "subagent" else B, task.window)         # attempt i: slot i; its subagents: B + i
+    uniforms = uniforms.to(device)
     ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
     logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)
     slot, turn, size, length = torch.zeros(4, B, dtype=torch.long, device=device)       # (B,) each
@@ -325,8 +325,8 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
         if len(waiting) >= len(writing):
             slots = [i + B * (role == "subagent") for i, (role, _) in waiting.items()]
             contexts, new = [context for _, context in waiting.values()], torch.tensor(list(waiting), device=device)
-            read = cache.read(model, slots, contexts)                                   # (waiting, H)
-            hidden = torch.cat([hidden, read]) if len(writing) else read                # (W, H)
+            fresh = cache.read(model, slots, contexts)                                  # (waiting, H)
+            hidden = torch.cat([hidden, fresh]) if len(writing) else fresh              # (W, H)
             slot[new], length[new] = torch.tensor([slots, [len(c) for c in contexts]], device=device)
             writing, waiting = torch.cat([writing, new]), {}                            # (W,)
         token, logp = draw(model.get_output_embeddings()(hidden), uniforms[writing, turn[writing], size[writing]], temperature)

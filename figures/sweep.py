@@ -12,8 +12,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-TRAIN = Path(__file__).parent.parent / "train.py"
-METHODS = ["broadcast", "usage", "gain", "mosaic"]
+from plot import STYLE
+
+TRAIN, METHODS = Path(__file__).parent.parent / "train.py", list(STYLE)
 
 
 def run(out, scenario, seed):
