@@ -17,7 +17,7 @@ from itertools import chain
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from rollout import NAMES, Task, demonstrate, describe, encode, make_question, read, tiny_tokenizer
+from rollout import NAMES, Task, demonstrate, describe, encode, keeps_keys, make_question, read, tiny_tokenizer
 
 
 def pad(rows, dtype=torch.long, value=0):
@@ -52,12 +52,12 @@ def token_logprobs(model, ids, mask, temperature=1., **inputs):
 def share_prefixes(pairs, opening):
     """Rows in which contexts that begin one another are computed once: [longest context, opening, answer, opening, answer, ...].
 
-    pairs: distinct (context, answer) tuples. Returns one dict of equally long lists per row: `ids`; `place`, the position
+    pairs: {(context, answer): number}, tuples of ids. Returns one dict of equally long lists per row: `ids`; `place`, the position
     a token would have if its context and answer stood alone; `branch`, 0 for the context, else one number per answer;
-    `start`, how much of the context a branch sees; `pair`, whose answer the token belongs to, -1 if it is not scored.
+    `start`, how much of the context a branch sees; `pair`, the number whose answer the token belongs to, -1 if it is not scored.
     """
     rows, trunk = [], ()
-    for pair, (context, answer) in sorted(enumerate(pairs), key=lambda item: item[1], reverse=True):
+    for (context, answer), pair in sorted(pairs.items(), reverse=True):
         n, new = len(context), [*opening, *answer]      # in this order, a context is preceded by those that it begins
         if not rows or trunk[:n] != context:
             trunk = context
@@ -83,7 +83,8 @@ def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
         raise ValueError("an answer without tokens, or without a tag before it, cannot be scored")
     number = {}                                         # distinct (context, answer) -> its number
     places = [number.setdefault((tuple(c), tuple(a)), len(number)) for c, a in zip(contexts, answers)]
-    rows = share_prefixes(number, opening)
+    trees = keeps_keys(model)                           # else a branch would see the others through the layer's running state
+    rows = [row for pairs in ([number] if trees else [{pair: i} for pair, i in number.items()]) for row in share_prefixes(pairs, opening)]
     scores = torch.zeros(len(number), device=model.device)
     length = torch.tensor([len(answer) for _, answer in number], device=model.device)
     for batch in micro_batches([len(row["ids"]) for row in rows], max_tokens):
@@ -91,7 +92,8 @@ def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
         branch, pair = (pad([rows[i][key] for i in batch], value=-1).to(model.device) for key in ("branch", "pair"))    # (S, T)
         own = (branch[:, :, None] == branch[:, None, :]) & (place[:, None, :] <= place[:, :, None])     # (S, T, T)
         trunk = (branch[:, None, :] == 0) & (place[:, None, :] < start[:, :, None])                     # (S, T, T)
-        logps = token_logprobs(model, ids, pair >= 0, position_ids=place, attention_mask=(own | trunk)[:, None])    # (S, T)
+        inputs = {"position_ids": place, "attention_mask": (own | trunk)[:, None]} if trees else {}     # (S, 1, T, T)
+        logps = token_logprobs(model, ids, pair >= 0, **inputs)                                         # (S, T)
         scores.index_add_(0, pair[pair >= 0], logps[pair >= 0])
     return (scores / length)[places].cpu()              # (N,)
 

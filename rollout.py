@@ -13,26 +13,62 @@ showed and what the model wrote. `segment` cuts the log into *sessions*, the uni
 Text becomes tokens at the edges only: each fragment is encoded once, on its own, and what the model wrote is kept as the
 ids that it sampled. Run `python rollout.py` for one scripted trajectory of each scenario, cut into its sessions.
 """
+import json
 import random
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from os.path import commonprefix
+from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
-WINDOWS = {"compaction": 74, "subagent": 60}         # the scenarios, and a window that is too small for all pages
+WINDOWS = {"compaction": 74, "subagent": 60}         # the scenarios, and a window that is too small for all pages,
+PLAIN_WINDOWS = {"compaction": 496, "subagent": 344}    # in words of the tiny tokenizer, and in those of a pretrained one
 KINDS = ("ordinary", "compaction", "subagent")
 NAMES = "anna boris clara david emma felix greta hugo ines jonas kira leon maria nils olga paul".split()
 TOPICS = {"city": "paris rome oslo cairo lima delhi", "pet": "cat dog parrot hamster rabbit turtle",
           "drink": "tea coffee milk juice cocoa water", "sport": "chess tennis judo rowing golf hockey"}
-NOTHING, ERROR, FULL, COMPACT = "nothing found", "error", "window full", "<compact/>"    # what the harness may say
+CLUES = " ".join(TOPICS.values()).split()
+# What the harness says to the tiny model, in single words and without instructions, and to a model that knows language.
+TERSE = {"question": "{}", "nothing": "nothing found", "error": "error", "full": "window full", "compact": "<compact/>",
+         "compaction": (), "subagent": (), "fork": ()}
+PLAIN = {
+    "question": "Which one person fits all of these clues: {}?",
+    "nothing": "Nothing found.",
+    "error": "That is no action. Reply with one action, such as <search>clue</search>",
+    "full": "Your window is full.",
+    "compact": "Your window is full. Reply with <summary>clues done : names left</summary>",
+    # how each context opens: a system text, then a worked example as messages of the user and the assistant in turn
+    "compaction": ("""Find the answer by searching. Reply with one action and nothing else:
+<search>clue</search> shows the page of a clue.
+<compact/> clears a full window. You keep the question and your <summary>clues done : names left</summary>
+<answer>name</answer> ends the task. The answer is the only name on the pages of all clues.""",
+                   "Which one person fits all of these clues: berlin jazz horse?", "<search>berlin</search>",
+                   "eva rosa tim carl", "<search>jazz</search>", "rosa ben eva",
+                   "<compact/>", "Your window is full. Reply with <summary>clues done : names left</summary>",
+                   "<summary>berlin jazz : eva rosa</summary>", "<summary>berlin jazz : eva rosa</summary>",
+                   "<search>horse</search>", "lea rosa fred", "<answer>rosa</answer>"),
+    "subagent": ("""Find the answer by searching. Reply with one action and nothing else:
+<search>clue</search> shows the page of a clue.
+<fork>clue clue</fork> asks a helper for the names on the pages of some clues.
+<answer>name</answer> ends the task. The answer is the only name on the pages of all clues.""",
+                 "Which one person fits all of these clues: berlin jazz horse?", "<search>berlin</search>",
+                 "eva rosa tim carl", "<fork>jazz horse</fork>", "<report>rosa ben</report>", "<answer>rosa</answer>"),
+    "fork": ("""Search the clues in <fork>. Reply with one action and nothing else:
+<search>clue</search> shows the page of a clue.
+<report>names</report> ends your work with the names on the pages of all clues.""",
+             "<fork>jazz horse</fork>", "<search>jazz</search>", "rosa ben eva fred",
+             "<search>horse</search>", "lea rosa ben", "<report>rosa ben</report>"),
+}
+SIGNALS = [says[key] for says in (TERSE, PLAIN) for key in ("nothing", "error", "full", "compact")]      # what is no page
 TAGS = "search|answer|fork|report|summary"
-PLAIN = rf"((?:(?!</?(?:{TAGS})>|<compact/>).)*)"                   # text without any tag
-ACTION = re.compile(rf"{PLAIN}(?:<({TAGS})>{PLAIN}</\2>|<compact/>)\s*", re.DOTALL)
+FREE = rf"((?:(?!</?(?:{TAGS})>|<compact/>).)*)"                    # text without any tag
+ACTION = re.compile(rf"{FREE}(?:<({TAGS})>{FREE}</\2>|<compact/>)\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -42,6 +78,11 @@ class Task:
     window: int = 74            # no model call ever exceeds it
     turns: int = 12
     limit: int = 14             # tokens of one action
+    plain: bool = False         # whether the harness speaks in sentences and explains itself, for a pretrained model
+
+    @property
+    def says(self):
+        return PLAIN if self.plain else TERSE
 
 
 @dataclass
@@ -81,10 +122,10 @@ class Trajectory:
 
 # ---------------------------------------------------------------- the toy search task
 
-def make_question(rng, clues=3, page=6):
+def make_question(rng, wording="{}", clues=3, page=6):
     """Draw a question with a world of its own: exactly one person is on all `clues` pages of `page` names each.
 
-    Each page holds the answer, a decoy for every other clue (who is on all pages but that clue's), and others.
+    wording: how the clues are put into a question. Each page holds the answer, a decoy for every other clue (who is on all pages but that clue's), and others.
     """
     topics = rng.sample(sorted(TOPICS), clues)
     words = [rng.choice(TOPICS[topic].split()) for topic in topics]
@@ -95,7 +136,36 @@ def make_question(rng, clues=3, page=6):
         fill = page - clues                     # the answer and clues - 1 decoys stand on the page already
         names = [answer, *decoys[:i], *decoys[i + 1:], *others[i * fill:(i + 1) * fill]]
         pages[word] = " ".join(rng.sample(names, len(names)))
-    return Question(" ".join(words), answer, pages)
+    return Question(wording.format(" ".join(words)), answer, pages)
+
+
+def read_tasks(path):
+    """Questions from a JSONL file: one object {"question", "answer", "pages": {query: text}} a line. ValueError names the line."""
+    questions = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        try:
+            task = json.loads(line.decode(), object_pairs_hook=unique)
+            if not isinstance(task, dict) or {"question", "answer", "pages"} - task.keys():
+                raise ValueError('a line must be an object with "question", "answer" and "pages"')
+            if not all(isinstance(task[key], str) and task[key].strip() for key in ("question", "answer")):
+                raise ValueError("question and answer must be texts that are not empty")
+            if not isinstance(task["pages"], dict) or not all(isinstance(text, str) for text in task["pages"].values()):
+                raise ValueError("pages must be an object: query -> text")
+            answer = " ".join(task["answer"].split())
+            if not any(answer in " ".join(text.split()) for text in task["pages"].values()):
+                raise ValueError(f"the answer {answer!r} is on no page, so no search can find it")
+        except ValueError as error:         # UnicodeDecodeError and JSONDecodeError are ValueErrors, too
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        questions.append(Question(task["question"], answer, task["pages"]))
+    return questions
+
+
+def unique(pairs):
+    """An object of a JSON file, which may name each key once."""
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return dict(pairs)
 
 
 # ---------------------------------------------------------------- text and tokens
@@ -103,8 +173,7 @@ def make_question(rng, clues=3, page=6):
 def tiny_tokenizer():
     """A word-level tokenizer for the toy world: every name, clue and tag is one token, white space is none."""
     tags = [f"<{slash}{tag}>" for tag in TAGS.split("|") for slash in ("", "/")]
-    words = ["<unk>", "user", "assistant", ":", *f"{NOTHING} {ERROR} {FULL} {COMPACT}".split(), *tags, *NAMES]
-    words += " ".join(TOPICS.values()).split()
+    words = ["<unk>", "user", "assistant", ":", *" ".join(SIGNALS[:4]).split(), *tags, *NAMES, *CLUES]
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(),
                                                   pre_tokenizers.Split(Regex("</?[a-z]+/?>"), "isolated")])
@@ -125,18 +194,24 @@ def control(tokenizer):
     return tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
 
 
-def message(tokenizer, text):
-    """One user message in ChatML and the header under which the agent acts next."""
-    start, end = control(tokenizer)
-    return [start, *encode(tokenizer, "user\n"), *encode(tokenizer, text), end,
-            *encode(tokenizer, "\n"), start, *encode(tokenizer, "assistant\n")]
+@lru_cache
+def header(tokenizer):
+    """The ids that open the agent's message. With thinking off, some chat templates put an empty thought there."""
+    chat = tokenizer.chat_template and tokenizer.apply_chat_template(
+        [{"role": "user", "content": ""}], tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    return tokenizer("assistant\n" + (chat or "").rpartition("<|im_start|>assistant\n")[2], add_special_tokens=False).input_ids
 
 
-def show(tokenizer, context, text):
-    """The ids to append to a context so that it shows `text` next; closes the agent's message if the agent did not."""
-    end = control(tokenizer)[1]
-    close = [end] if context and context[-1] != end else []
-    return [*close, *(encode(tokenizer, "\n") if context else ()), *message(tokenizer, text)]
+def show(tokenizer, context, text, opening=()):
+    """The ids to append to a context so that it shows `text` next and the agent is to act. They close the agent's message
+    if the agent did not; a context that is empty they open with a system text and an example, if there are any."""
+    (start, end), newline = control(tokenizer), encode(tokenizer, "\n")
+    user, agent = [start, *encode(tokenizer, "user\n")], [start, *header(tokenizer)]
+    ids = [*([end] if context[-1] != end else []), *newline] if context else []
+    for i, said in enumerate(() if context else opening):
+        who = (agent if i % 2 == 0 else user) if i else [start, *encode(tokenizer, "system\n")]
+        ids += [*who, *encode(tokenizer, said), end, *newline]
+    return [*ids, *user, *encode(tokenizer, text), end, *newline, *agent]
 
 
 def read_action(tokenizer, ids):
@@ -156,10 +231,8 @@ def attempt(question, task, tokenizer):
     `return` its report in the parent's context, and at the end `stop` with the reason in place of ids. ValueError: the
     question does not fit the window.
     """
-    room = task.window - task.limit                         # a context leaves room for one action and, if it may be
-    if task.scenario == "compaction":                       # compacted, for the request and the summary
-        room -= len(show(tokenizer, [None], COMPACT)) + task.limit
-    context, parent, role = message(tokenizer, question.question), None, "main"
+    room = space(task, tokenizer)
+    context, parent, role = show(tokenizer, [], question.question, task.says[task.scenario]), None, "main"
     if len(context) > room:
         raise ValueError(f"a question of {len(context)} tokens does not fit a window with room for {room}")
     log = [("open", context, [])]
@@ -170,10 +243,10 @@ def attempt(question, task, tokenizer):
         tag, body = read_action(tokenizer, ids)
         if tag == "answer" and role == "main":
             return log + [("stop", "answered", [])], body
-        event, text = respond(question, task.scenario, role, tag, body,
+        event, text = respond(question, task, role, tag, body,
                               fits=lambda text: len(written) + len(show(tokenizer, written, text)) <= room)
         base = {"resume": [], "fork": [], "return": parent}.get(event, written)
-        new = show(tokenizer, base, text)
+        new = show(tokenizer, base, text, task.says["fork" if event == "fork" else task.scenario])
         if len(base) + len(new) > room and event != "compact":
             return log + [("stop", "out of window", [])], ""
         log.append((event, new, []))
@@ -183,23 +256,37 @@ def attempt(question, task, tokenizer):
     return log + [("stop", "out of turns", [])], ""
 
 
-def respond(question, scenario, role, tag, body, fits):
+def space(task, tokenizer):
+    """How long a context may get: it leaves room for one action and, if it may be compacted, for the request and the summary."""
+    request = len(show(tokenizer, [None], task.says["compact"])) + task.limit
+    return task.window - task.limit - (request if task.scenario == "compaction" else 0)
+
+
+def respond(question, task, role, tag, body, fits):
     """The harness's (event, text) upon an action that is no answer. An action that is not allowed gets an error.
 
     fits: whether a text still fits the agent's context. If not, the main agent must compact, a subagent is sent home.
     """
     if role == "compaction":                                # whatever it wrote: without a summary, nothing is kept
         return "resume", question.question + (f"\n<summary>{body}</summary>" if tag == "summary" else "")
-    if tag == "compact" and scenario == "compaction":
-        return "compact", COMPACT
-    if tag == "fork" and scenario == "subagent" and role == "main":
+    if tag == "compact" and task.scenario == "compaction":
+        return "compact", task.says["compact"]
+    if tag == "fork" and task.scenario == "subagent" and role == "main":
         return "fork", f"<fork>{body}</fork>"
     if tag == "report" and role == "subagent":
         return "return", f"<report>{body}</report>"
-    text = question.pages.get(body, NOTHING) if tag == "search" else ERROR
-    if fits(text) or (scenario, role) == ("subagent", "main"):
+    text = search(question.pages, body) or task.says["nothing"] if tag == "search" else task.says["error"]
+    if fits(text) or (task.scenario, role) == ("subagent", "main"):
         return "observe", text
-    return ("compact", COMPACT) if scenario == "compaction" else ("return", FULL)
+    return ("compact", task.says["compact"]) if task.scenario == "compaction" else ("return", task.says["full"])
+
+
+def search(pages, query):
+    """The page of exactly this query, else of the one that shares most words with it; "" if none shares any."""
+    def shared(title):
+        return len(set(re.findall(r"\w+", title.lower())) & set(re.findall(r"\w+", query.lower())))
+    best = query if query in pages else max(pages, key=shared, default="")
+    return pages[best] if best == query or shared(best) else ""
 
 
 # ---------------------------------------------------------------- sessions
@@ -278,15 +365,52 @@ class SlotCache:
                 for store in self.layers[layer]]
 
     def read(self, model, slots, contexts):
-        """Hidden state of the last token of each context (B, H); of a context, only what its slot does not hold is computed."""
-        start = [len(commonprefix([self.held[slot], context[:-1]])) for slot, context in zip(slots, contexts)]
-        new = [torch.tensor(context[begin:]) for context, begin in zip(contexts, start)]
-        last = torch.tensor([len(row) - 1 for row in new], device=model.device)         # (B,)
-        hidden = self.forward(model, torch.tensor(slots, device=model.device), pad_sequence(new, batch_first=True).to(model.device),
-                              torch.tensor(start, device=model.device))                 # (B, N, H)
+        """Hidden state of the last token of each context (B, H). Computed is what its slot does not hold, and equal contexts,
+        as those of a group are at first, only once."""
+        owner = {}                                          # distinct contexts -> the slot that computes it
+        source = [owner.setdefault(tuple(context), slot) for slot, context in zip(slots, contexts)]
+        start = [len(commonprefix([self.held[slot], list(context[:-1])])) for context, slot in owner.items()]
+        new = [torch.tensor(context[begin:]) for context, begin in zip(owner, start)]
+        own, start, last = torch.tensor([[*owner.values()], start, [len(row) - 1 for row in new]], device=model.device)     # (D,) each
+        hidden = self.forward(model, own, pad_sequence(new, batch_first=True).to(model.device), start)      # (D, N, H)
+        copies = torch.tensor([(a, b) for a, b in zip(source, slots) if a != b], device=model.device).view(-1, 2)   # (copies, 2)
+        for store in chain.from_iterable(self.layers.values()) if len(copies) else ():
+            store[copies[:, 1]] = store[copies[:, 0]]       # (copies, window + 1, heads, D)
         for slot, context in zip(slots, contexts):
             self.held[slot] = context
-        return hidden[torch.arange(len(slots), device=model.device), last]              # (B, H)
+        row = {slot: i for i, slot in enumerate(owner.values())}
+        return hidden[torch.arange(len(own)), last][[row[slot] for slot in source]]         # (B, H)
+
+    def preload(self, model, slots, ids):
+        """Compute once what all contexts of these slots begin with, a system text."""
+        self.read(model, slots, [ids] * len(slots))
+
+
+class TurnCache:
+    """The same for models with layers that keep no keys but a running state (linear attention), which cannot be kept in
+    slots or cut back to a prefix: every turn reads its whole contexts anew, padded on the left, and all its rows go on until
+    the last one has ended."""
+
+    def read(self, model, slots, contexts):
+        self.row, self.cache = {slot: i for i, slot in enumerate(slots)}, DynamicCache(config=model.config)
+        self.mask = pad_sequence([torch.ones(len(c), dtype=torch.long) for c in contexts], True, padding_side="left")       # (B, N)
+        ids = pad_sequence([torch.tensor(c) for c in contexts], True, padding_side="left")                                  # (B, N)
+        return self.step(model, ids)
+
+    def forward(self, model, slots, ids, start):
+        rows = [self.row[slot] for slot in slots.tolist()]
+        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)                     # (B, N + 1)
+        return self.step(model, torch.zeros_like(self.mask[:, :1]).index_copy(0, torch.tensor(rows), ids.cpu()))[rows, None]    # (W, 1, H)
+
+    def step(self, model, ids):
+        positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]               # (B, N)
+        return model.base_model(input_ids=ids.to(model.device), attention_mask=self.mask.to(model.device), use_cache=True,
+                                position_ids=positions.to(model.device), cache=self.cache).last_hidden_state[:, -1]   # (B, H)
+
+
+def keeps_keys(model):
+    """Whether every layer attends to the keys of all tokens, so that contexts can be kept in slots and scored as trees."""
+    return set(getattr(model.config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
 
 def draw(logits, uniforms, temperature):
@@ -315,14 +439,19 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     device, stop = model.device, control(tokenizer)[1]
     B, attempts = len(questions), [attempt(question, task, tokenizer) for question in questions]
     waiting, done = {i: next(run) for i, run in enumerate(attempts)}, {}
-    cache = SlotCache(2 * B if task.scenario == "subagent" else B, task.window)         # attempt i: slot i; its subagents: B + i
+    keyed, slots = keeps_keys(model), 2 * B if task.scenario == "subagent" else B       # attempt i: slot i; its subagents: B + i
+    cache = SlotCache(slots, task.window) if keyed else TurnCache()
+    if keyed and task.plain:
+        for first in range(0, slots, B):
+            opening = task.says["fork" if first else task.scenario]
+            cache.preload(model, range(first, first + B), show(tokenizer, [], "", opening)[:-len(show(tokenizer, [], ""))])
     uniforms = uniforms.to(device)
     ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
     logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)
     slot, turn, size, length = torch.zeros(4, B, dtype=torch.long, device=device)       # (B,) each
     writing, hidden = torch.tensor([], dtype=torch.long, device=device), None           # (W,) attempts that write, (W, H)
     while waiting or len(writing):
-        if len(waiting) >= len(writing):
+        if len(waiting) >= len(writing) if keyed else not len(writing):
             slots = [i + B * (role == "subagent") for i, (role, _) in waiting.items()]
             contexts, new = [context for _, context in waiting.values()], torch.tensor(list(waiting), device=device)
             fresh = cache.read(model, slots, contexts)                                  # (waiting, H)
@@ -376,7 +505,7 @@ def read(text):
     pages = 0
     for action, result in zip(rest[0::2], rest[1::2]):
         clues = inside("search", action) or inside("fork", action)
-        if clues and result not in (NOTHING, ERROR, FULL, COMPACT):
+        if clues and result not in SIGNALS:
             names = inside("report", result) if "<report>" in result else result.split()
             done = done + [clue for clue in clues if clue not in done]
             left = [name for name in (names if left is None else left) if name in names]
@@ -387,10 +516,10 @@ def read(text):
 def teacher(text, task, rng):
     """An imperfect agent's next action, read off its context's text; demonstrations of it warm up the tiny model."""
     (opening, last), done, left, pages = read(text)
-    if last == COMPACT:
+    if last == task.says["compact"]:
         return f"<summary>{' '.join(done)} : {' '.join(name for name in left or [] if rng.random() > FORGET)}</summary>"
     delegated = inside("fork", opening)
-    clues = delegated or opening.split("<summary>")[0].split()
+    clues = delegated or [word for word in re.findall(r"\w+", opening.split("<summary>")[0]) if word in CLUES]
     todo = [clue for clue in clues if clue not in done]
     if delegated and (not todo or pages == 2 or pages and rng.random() < EARLY):
         return f"<report>{' '.join((left or [])[:6])}</report>"
@@ -406,11 +535,13 @@ def teacher(text, task, rng):
 def demonstrate(question, task, tokenizer, rng):
     """The trajectory of the teacher's attempt at a question."""
     run = attempt(question, task, tokenizer)
-    _, context = next(run)
+    role, context = next(run)
     while True:
-        ids = [*encode(tokenizer, teacher(tokenizer.decode(context), task, rng)), control(tokenizer)[1]]
+        opening = show(tokenizer, [], "", task.says["fork" if role == "subagent" else task.scenario])
+        text = tokenizer.decode(context[len(opening) - len(show(tokenizer, [], "")):])      # the example is not its own work
+        ids = [*encode(tokenizer, teacher(text, task, rng)), control(tokenizer)[1]]
         try:
-            _, context = run.send((ids, [0.] * len(ids)))
+            role, context = run.send((ids, [0.] * len(ids)))
         except StopIteration as finished:
             return finish(question, *finished.value)
 

@@ -80,10 +80,10 @@ def step(model, tokenizer, questions, task, args, optimizer):
     return trajectories, run, score, lambda: train.update(model, optimizer, trajectories, args, .3)
 
 
-def scenario_table(scenario, model, tokenizer, args, peak):
-    task, rng = rollout.Task(scenario, rollout.WINDOWS[scenario]), random.Random(0)
-    questions = [rollout.make_question(rng) for _ in range(32)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.)      # the policy stays as it is, so that repeats are equal
+def scenario_table(scenario, model, tokenizer, task, args, peak):
+    rng = random.Random(0)
+    questions = [rollout.make_question(rng, task.says["question"]) for _ in range(32)]
+    optimizer = torch.optim.SGD([p.detach() for p in model.parameters()], lr=0.)      # the policy stays as it is, so that repeats are equal
     turns, plain_attempt = {}, rollout.attempt                  # turn -> the contexts that the attempts were in
 
     def recorded(*attempt):
@@ -99,7 +99,7 @@ def scenario_table(scenario, model, tokenizer, args, peak):
     rollout.attempt = recorded
     trajectories, run, score, update = step(model, tokenizer, questions, task, args, optimizer)
     rollout.attempt = plain_attempt
-    alone = train.parse_args(["--batch-tokens", "1"])
+    alone = argparse.Namespace(**{**vars(args), "batch_tokens": 1})
     plain_merge = train.merge_sessions
 
     def one_by_one():
@@ -121,7 +121,7 @@ def scenario_table(scenario, model, tokenizer, args, peak):
     sampled = sum(sum(s.mask) for s in sessions)
     rows = [row for t in trajectories for row in plain_merge(t.sessions)]
     opening = rollout.encode(tokenizer, "<answer>")
-    states = {(tuple(state), rollout.encode(tokenizer, t.question.answer)) for t in trajectories for s in t.sessions for state in (s.before, s.after)}
+    states = {(tuple(state), rollout.encode(tokenizer, t.question.answer)): 0 for t in trajectories for s in t.sessions for state in (s.before, s.after)}
     needed = {"rollout": counts["rollout"] - sum(padding), "scoring": sum(len(row["ids"]) for row in infogain.share_prefixes(states, opening)),
               "update": sum(len(row[0]) for row in rows)}
     weights = sum(p.numel() for p in model.parameters())        # the head is tied to the embedding and counts once
@@ -131,7 +131,7 @@ def scenario_table(scenario, model, tokenizer, args, peak):
         print(f"| {name} | {s:.3f} | {s / sum(seconds[:3]):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {1 - needed[name] / counts[name]:.0%} |")
     print(f"\nrollout over (a) one `generate` per turn: {seconds[3] / seconds[0]:.1f}x;  "
           f"update over (b) one session per forward: {seconds[4] / seconds[2]:.1f}x")
-    return task, optimizer
+    return optimizer
 
 
 def scaling(model, tokenizer, task, args, optimizer):
@@ -139,7 +139,7 @@ def scaling(model, tokenizer, task, args, optimizer):
     whole = {}
     for count in (8, 32, 128):
         rng = random.Random(1)
-        _, *pieces = step(model, tokenizer, [rollout.make_question(rng) for _ in range(count)], task, args, optimizer)
+        _, *pieces = step(model, tokenizer, [rollout.make_question(rng, task.says["question"]) for _ in range(count)], task, args, optimizer)
         whole[count] = sum(medians(*pieces))
     for count, seconds in whole.items():
         print(f"| {count} | {seconds:.2f} | {seconds / count / (whole[32] / 32):.2f} |")
@@ -151,7 +151,7 @@ def session_scaling(model, tokenizer, task, args, optimizer):
     first, usual = None, (rollout.EARLY, rollout.GUESS)
     for early in (0., .4, .8):
         rollout.EARLY, rollout.GUESS, rng = early, 0., random.Random(2)
-        trajectories = [rollout.demonstrate(rollout.make_question(rng), task, tokenizer, rng) for _ in range(256)]
+        trajectories = [rollout.demonstrate(rollout.make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(256)]
         for trajectory in trajectories:
             trajectory.advantage = 1.
         sessions = sum(len(t.sessions) for t in trajectories)
@@ -169,10 +169,12 @@ def main():
     flags = parser.parse_args()
     peak = machine_rate(flags.device)
     print(f"machine: {peak / 1e9:,.0f} GFLOP/s in a float32 matrix product, {torch.get_num_threads()} threads")
-    for scenario, window in rollout.WINDOWS.items():
+    for scenario in rollout.WINDOWS:
         args = train.parse_args(["--scenario", scenario, "--model", flags.model, "--device", flags.device])
-        model, tokenizer = train.load(args, rollout.Task(scenario, window))
-        task, optimizer = scenario_table(scenario, model, tokenizer, args, peak)
+        tokenizer = train.load_tokenizer(args)
+        task = train.settle(args, tokenizer)
+        model = train.load_model(args, task, tokenizer)
+        optimizer = scenario_table(scenario, model, tokenizer, task, args, peak)
         scaling(model, tokenizer, task, args, optimizer)
         session_scaling(model, tokenizer, task, args, optimizer)
 

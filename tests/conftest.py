@@ -25,8 +25,15 @@ def policy(tokenizer):
     """The tiny Qwen3 after a very short warm start: it acts, mostly well-formed, and knows little."""
     model = train.tiny_model(tokenizer, seed=0)
     for scenario in rollout.WINDOWS:
-        train.warm_start(model, tokenizer, rollout.Task(scenario, rollout.WINDOWS[scenario]), 0, steps=40, attempts=8)
+        train.warm_start(model, tokenizer, rollout.Task(scenario, rollout.WINDOWS[scenario]), 0, steps=40, attempts=8, lr=1e-2)
     return model
+
+
+def settled(*flags):
+    """The settings that a run of the tiny model with these flags has."""
+    args = train.parse_args([str(flag) for flag in flags])
+    train.settle(args, rollout.tiny_tokenizer())
+    return args
 
 
 @pytest.fixture(scope="session")

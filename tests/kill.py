@@ -13,7 +13,7 @@ from pathlib import Path
 
 TRAIN = Path(__file__).parent.parent / "train.py"
 RUN = ["--steps", "10", "--questions", "4", "--group-size", "4", "--eval-questions", "4", "--eval-every", "3", "--save-every", "2",
-       "--warm-steps", "20", "--method", "broadcast", "mosaic"]
+       "--warm-start", "20", "--method", "broadcast", "mosaic"]
 
 
 def start(out, cache, *args):

@@ -13,14 +13,14 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, written
+from conftest import ROOT, settled, written
 
 import rollout
 import train
 from rollout import Question, Task, finish
 
 RUN = ["--steps", "6", "--questions", "3", "--group-size", "3", "--eval-questions", "3", "--eval-every", "2", "--save-every", "2",
-       "--warm-steps", "20", "--method", "mosaic"]
+       "--warm-start", "20", "--method", "mosaic"]
 
 
 def start(out, cache, *args, **options):
@@ -155,12 +155,12 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(unbroken, half_do
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_no_trace(policy, tokenizer, tmp_path, monkeypatch):
-    train.save(tmp_path / "checkpoint-1", policy, tokenizer, optimizer={})
+    train.save(tmp_path / "checkpoint-1", policy, tokenizer, train.adamw(policy, 0.))
     def full(*_):
         raise RuntimeError("disk full")
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="disk full"):
-        train.save(tmp_path / "checkpoint-2", policy, tokenizer, optimizer={})
+        train.save(tmp_path / "checkpoint-2", policy, tokenizer, train.adamw(policy, 0.))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
@@ -190,7 +190,7 @@ def test_two_runs_share_an_empty_cache(unbroken, tmp_path):
 
 def test_three_steps_that_are_not_finite_end_the_run(policy, tokenizer, tmp_path, monkeypatch):
     """The weights stay as they were, the batch is kept for study."""
-    args = train.parse_args([*RUN, "--out", str(tmp_path)])
+    args = settled(*RUN, "--out", tmp_path)
     monkeypatch.setattr(train, "grpo_loss", lambda logps, *_, **__: ((logps * torch.inf).sum(), logps.detach()))
     with pytest.raises(SystemExit) as stop:
         train.train("mosaic", policy, tokenizer, Task(), args, tmp_path / "mosaic")
@@ -236,7 +236,7 @@ def test_hostile_question_and_gold_answer(tokenizer, run_script, text):
     """In the question and as the gold answer: ordinary tokens, or one clear error if the question does not fit the window."""
     question = Question(text, text, {"paris": text})
     start, end = rollout.control(tokenizer)
-    opening = rollout.message(tokenizer, text)
+    opening = rollout.show(tokenizer, [], text)
     if len(opening) > 74 - 14 - 21:
         with pytest.raises(ValueError, match="does not fit a window"):
             run_script(question, Task(), [])

@@ -81,7 +81,7 @@ def test_answer_logprob_is_a_mean_per_token(policy):
 
 def test_shared_prefixes_as_literal_rows():
     """Contexts [1 2 3] and [1 2] share a row with two branches, [1 4] does not begin either: a row of its own."""
-    rows = share_prefixes([((1, 2), (8,)), ((1, 2, 3), (8,)), ((1, 4), (7, 8))], [9])
+    rows = share_prefixes({((1, 2), (8,)): 0, ((1, 2, 3), (8,)): 1, ((1, 4), (7, 8)): 2}, [9])
     assert rows == [
         {"ids": [1, 4, 9, 7, 8], "place": [0, 1, 2, 3, 4], "branch": [0, 0, 3, 3, 3], "start": [0, 0, 2, 2, 2], "pair": [-1, -1, -1, 2, 2]},
         {"ids": [1, 2, 3, 9, 8, 9, 8], "place": [0, 1, 2, 3, 4, 2, 3], "branch": [0, 0, 0, 2, 2, 1, 1],

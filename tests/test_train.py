@@ -8,14 +8,14 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, settled
 
 import rollout
 import train
 from infogain import token_logprobs
 from rollout import Question, Session, Task, Trajectory, make_question
 
-ARGS = train.parse_args([])
+ARGS = settled()
 
 
 def trajectory(reward, *sessions):
@@ -119,7 +119,7 @@ def test_the_final_answer_keeps_the_trajectory_advantage():
 def collected(policy, tokenizer, scenario, usage=.5, seed=0):
     rng = random.Random(seed)
     task = Task(scenario, rollout.WINDOWS[scenario])
-    args = train.parse_args(["--group-size", "4"])
+    args = settled("--group-size", 4)
     return train.collect(policy, tokenizer, [make_question(rng) for _ in range(6)], task, args, (seed,), usage)[0]
 
 
@@ -178,10 +178,10 @@ def test_ratio_is_one_before_the_first_step(policy, tokenizer, scenario):
 
 def gradient(policy, trajectories, batch_tokens):
     """Loss and gradient of one update, whose step itself changes nothing (learning rate 0)."""
-    args = train.parse_args(["--batch-tokens", str(batch_tokens)])
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.)
+    args = settled("--batch-tokens", batch_tokens)
+    optimizer = torch.optim.SGD([p.detach() for p in policy.parameters()], lr=0.)
     metrics = train.update(policy, optimizer, trajectories, args, gain_weight=.3)
-    return metrics["loss"], torch.cat([p.grad.flatten() for p in policy.parameters()])
+    return metrics["loss"], torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]])
 
 
 def test_gradient_does_not_depend_on_the_split(policy, tokenizer):
@@ -200,8 +200,8 @@ def test_rewards_that_never_vary_leave_the_policy_alone(policy, tokenizer):
         t.reward = 0.
     for i in range(0, len(trajectories), 4):
         train.credit(trajectories[i:i + 4], usage=.5)
-    args = train.parse_args([])
-    metrics = train.update(policy, torch.optim.SGD(policy.parameters(), lr=0.), trajectories, args, gain_weight=0.)
+    args = ARGS
+    metrics = train.update(policy, torch.optim.SGD([p.detach() for p in policy.parameters()], lr=0.), trajectories, args, gain_weight=0.)
     assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
 
 
@@ -217,7 +217,7 @@ def test_sampling_ignores_the_models_generation_config(policy, tokenizer):
 def test_a_step_improves_what_it_rewards(policy, tokenizer):
     """A sanity check of the sign: reward attempts by how soon they end; after five steps attempts are shorter on average."""
     model = train.copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    optimizer = train.adamw(model, 3e-3)
     lengths = []
     for step in range(6):
         trajectories = collected(model, tokenizer, "compaction", seed=step)
@@ -239,7 +239,7 @@ def command(*args, cwd=ROOT):
                           env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
-SMALL = ["--steps", 2, "--questions", 3, "--group-size", 3, "--eval-questions", 3, "--eval-every", 1, "--warm-steps", 30]
+SMALL = ["--steps", 2, "--questions", 3, "--group-size", 3, "--eval-questions", 3, "--eval-every", 1, "--warm-start", 30]
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_a_short_real_run(tmp_path, cache, scenario):
             len(s["advantages"]) == sum(end - start for start, end in s["spans"]) for t in attempts for s in t["sessions"])
     first = [json.loads(open(out / method / "metrics.jsonl").readline()) for method in ("broadcast", "mosaic")]
     assert first[0]["success"] == first[1]["success"] and first[0]["eval_entropy"] == first[1]["eval_entropy"]  # the same start
-    done = command("--scenario", scenario, "--model", out / "mosaic/model", "--method", "gain", "--out", tmp_path / "on", *SMALL)
+    done = command("--scenario", scenario, "--model", out / "mosaic/model", "--method", "gain", "--out", tmp_path / "on", *SMALL, "--warm-start", 0)
     assert done.returncode == 0, done.stderr
     again = [json.loads(line) for line in open(tmp_path / "on/gain/metrics.jsonl")]
     assert again[0]["eval_entropy"] == pytest.approx(lines[-1]["eval_entropy"], abs=1e-5)   # it starts where the saved one ended
