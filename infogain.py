@@ -8,7 +8,7 @@ an answer, a fork or a compaction says is no part of what was learned. Sessions 
 after is the next one's before), hence their gains telescope to the last state's score minus the first's.
 
 Gains of different kinds of session have different scales (a search gains nats, a good summary loses none), so they are
-normalized per kind within the group. Run `python infogain.py` for one scripted trajectory, scored state by state.
+scaled per kind within the group. Run `python infogain.py` for one scripted trajectory, scored state by state.
 """
 import math
 import random
@@ -121,20 +121,21 @@ def score_sessions(trajectories, tokenizer, score):
 
 
 def normalize_by_kind(gains, kinds, clip=3.):
-    """Per kind of session: minus the kind's mean, over its standard deviation, clipped to [-clip, clip], equation (4).
+    """Per kind of session: over the root mean square of the kind's gains, clipped to [-clip, clip], equation (4).
 
-    gains: (N,) float, the sessions of one group; nan for a session without a gain, which stays out of the statistics.
+    The mean is not subtracted: gains of later sessions are smaller by nature, so that to go on, or to fork, would be below
+    average and punished; a session that learns nothing should count 0 (measured in the README). gains: (N,) float, the sessions of one group; nan for a session without a gain, which stays out of the statistics.
     kinds: N strings. 0 where there is no gain, where the kind has one session, or no spread. Returns (N,) float32.
 
-    >>> normalize_by_kind(torch.tensor([1., 3., 0., float("nan")]), ["ordinary", "ordinary", "subagent", "ordinary"])
-    tensor([-1.,  1.,  0.,  0.])
+    >>> normalize_by_kind(torch.tensor([1., 7., 3., float("nan")]), ["ordinary", "ordinary", "subagent", "ordinary"])
+    tensor([0.2000, 1.4000, 0.0000, 0.0000])
     """
     normalized = torch.zeros(len(gains))
     for kind in set(kinds):
         chosen = torch.tensor([k == kind for k in kinds]) & ~gains.isnan()          # (N,)
         own = gains[chosen].double()
         if len(own) > 1 and own.std(correction=0) > 1e-5:       # nats: below lies the noise of float32 scores
-            normalized[chosen] = ((own - own.mean()) / own.std(correction=0)).clamp(-clip, clip).float()
+            normalized[chosen] = (own / own.square().mean().sqrt()).clamp(-clip, clip).float()
     return normalized
 
 

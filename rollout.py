@@ -381,6 +381,9 @@ class SlotCache:
         row = {slot: i for i, slot in enumerate(owner.values())}
         return hidden[torch.arange(len(own)), last][[row[slot] for slot in source]]         # (B, H)
 
+    def wrote(self, slot, ids):
+        self.held[slot] = self.held[slot] + ids
+
     def preload(self, model, slots, ids):
         """Compute once what all contexts of these slots begin with, a system text."""
         self.read(model, slots, [ids] * len(slots))
@@ -401,6 +404,9 @@ class TurnCache:
         rows = [self.row[slot] for slot in slots.tolist()]
         self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)                     # (B, N + 1)
         return self.step(model, torch.zeros_like(self.mask[:, :1]).index_copy(0, torch.tensor(rows), ids.cpu()))[rows, None]    # (W, 1, H)
+
+    def wrote(self, slot, ids):
+        pass
 
     def step(self, model, ids):
         positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]               # (B, N)
@@ -464,7 +470,7 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
         over = (token == stop) | (size[writing] == task.limit)                          # (W,)
         ended = writing[over]
         for i, place, row, probs, n in zip(*(x.tolist() for x in (ended, slot[ended], ids[ended], logps[ended], size[ended]))):
-            cache.held[place] = cache.held[place] + row[:n - 1]                         # the last token was never fed
+            cache.wrote(place, row[:n - 1])                                             # the last token was never fed
             try:
                 waiting[i] = attempts[i].send((row[:n], probs[:n]))
             except StopIteration as finished:
@@ -484,8 +490,8 @@ def finish(question, log, answer):
 
 # ---------------------------------------------------------------- the scripted teacher
 
-FORGET, EARLY, REPEAT = .25, .2, .15    # how often the teacher drops a name from a summary, compacts too early, repeats a search,
-GUESS, BLIND = .3, .05                  # and answers before it can know: having seen something, having seen nothing
+FORGET, EARLY, REPEAT = .35, .3, .2    # how often the teacher drops a name from a summary, compacts too early, repeats a search,
+GUESS, BLIND = .45, .05                  # and answers before it can know: having seen something, having seen nothing
 
 
 def inside(tag, text):

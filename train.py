@@ -37,7 +37,7 @@ from mosaic import METHODS, session_advantage, trajectory_advantage
 from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, make_question, read_tasks, rollout, show, space,
                      tiny_tokenizer)
 
-DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 2e-3, "batch_tokens": 2048},
+DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},
             "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 8192}}
 
 
@@ -299,7 +299,7 @@ def evaluate(model, tokenizer, questions, task, args, usage):
     """Held-out questions, the same at every call, sampled and greedy. Returns (metrics, the sampled trajectories)."""
     sampled, _ = collect(model, tokenizer, questions, task, args, (args.seed, "evaluation"), usage)
     greedy = sample(model, tokenizer, questions, task, args, uniforms(len(questions), task, "greedy"), temperature=0)
-    metrics = {**summarize(sampled, args.group_size), "success_greedy": mean(t.reward for t in greedy)}
+    metrics = {**summarize(sampled, args.group_size, tokenizer), "success_greedy": mean(t.reward for t in greedy)}
     return {f"eval_{name}": value for name, value in metrics.items()}, sampled
 
 
@@ -329,7 +329,7 @@ def train(method, start, tokenizer, task, args, folder, tasks=()):
         if step < args.steps:
             trajectories, costs = collect(model, tokenizer, training(step), task, args, (args.seed, "rollout", step), usage)
             begin = time.perf_counter()
-            line |= update(model, optimizer, trajectories, args, gain_weight, reference) | summarize(trajectories, args.group_size)
+            line |= update(model, optimizer, trajectories, args, gain_weight, reference) | summarize(trajectories, args.group_size, tokenizer)
             line |= costs | cost("update", begin)
             if step == first:
                 bar.write(f"step {step}: " + ", ".join(f"{name} {value:.1f}" for name, value in line.items() if name.startswith(("seconds", "gigabytes"))))
@@ -548,8 +548,7 @@ def load_model(args, task, tokenizer):
     return model.to(args.device).eval()
 
 
-def main():
-    args = parse_args()
+def main(args):
     out = Path(args.out)
     if out.exists() and any(out.iterdir()) and not args.resume:
         if not (out / "config.json").exists():
@@ -581,7 +580,7 @@ def main():
 
 if __name__ == "__main__":
     try:
-        main()
+        main(parse_args())
     except OSError as error:
         fail(f"{error}; what was saved before is whole, and --resume goes on from it")
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
 """What a run writes for people to read: metrics of a batch of attempts, gains by case, whole attempts session by session."""
 import json
+from collections import Counter
 
-from rollout import KINDS, describe, spans
+from rollout import KINDS, describe, read_action, spans
 
 
 def mean(values):
@@ -10,13 +11,17 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def summarize(trajectories, group_size):
+def summarize(trajectories, group_size, tokenizer):
     """Metrics of a batch of credited trajectories; the README's glossary explains each."""
     sessions = [session for t in trajectories for session in t.sessions]
     wins = [t for t in trajectories if t.reward > .5]
+    tokens = sum(sum(s.mask) for s in sessions)
+    asked = sum(s.stop == "compact" and read_action(tokenizer, s.ids[s.closing:])[0] == "compact" for s in sessions)
     groups = [trajectories[i:i + group_size] for i in range(0, len(trajectories), group_size)]
     return {"reward": mean(t.reward for t in trajectories), "success": len(wins) / len(trajectories),
             "sessions": len(sessions) / len(trajectories), "sessions_per_success": mean(len(t.sessions) for t in wins),
+            "tokens_per_success": tokens / len(wins) if wins else None, "compactions_asked": asked / len(trajectories),
+            "attempts_by_sessions": Counter(len(t.sessions) for t in trajectories),
             **{f"sessions_{kind}": sum(s.kind == kind for s in sessions) / len(trajectories) for kind in KINDS},
             **{f"gain_{kind}": mean(s.gain for s in sessions if s.kind == kind and s.gain == s.gain) for kind in KINDS},
             **{stop.replace(" ", "_"): mean(t.stop == stop for t in trajectories)

@@ -74,7 +74,7 @@ def deadly(*args, **kwargs):
 {function} = deadly
 sys.argv = ["train.py", *{args!r}]
 args_of_run = train.parse_args()
-train.main()
+train.main(args_of_run)
 """
 
 

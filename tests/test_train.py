@@ -89,17 +89,16 @@ def test_credit_counts_attempts_not_sessions():
 
 
 def test_credit_end_to_end_by_hand():
-    """Four attempts: R = 1 1 0 0, n = 1 3 2 4, usage .5 -> A' = 1.5 .5 -1.5 -.5. All ordinary gains are 1 but those of the
-    first (3) and of two others (2 each); compaction 0, 0, 1, 1 -> -1 -1 1 1. With weight .3, by attempt and session."""
+    """Four attempts: R = 1 1 0 0, n = 1 3 2 4, usage .5 -> A' = 1.5 .5 -1.5 -.5. Ordinary gains 5, 1 1, 1, 2 2: root mean square
+    sqrt(36 / 6); compaction -1, 0, 1, 0: sqrt(2 / 4). With weight .3, by attempt and session."""
     def o(gain): return ("ordinary", [1, 2, 3], [0, 1, 1], gain)
     def c(gain): return ("compaction", [1, 2], [0, 1], gain)
-    group = [trajectory(1., o(3.)), trajectory(1., o(1.), c(0.), o(1.)), trajectory(0., o(1.), c(0.)),
-             trajectory(0., o(2.), c(1.), o(2.), c(1.))]
+    group = [trajectory(1., o(5.)), trajectory(1., o(1.), c(-1.), o(1.)), trajectory(0., o(1.), c(0.)),
+             trajectory(0., o(2.), c(1.), o(2.), c(0.))]
     train.credit(group, usage=.5)
     assert [t.advantage for t in group] == pytest.approx([1.5, .5, -1.5, -.5])
-    mean, std = 10 / 6, math.sqrt((9 + 1 + 1 + 1 + 4 + 4) / 6 - (10 / 6) ** 2)
-    def z(gain): return .3 * (gain - mean) / std
-    expected = [[1.5 + z(3)], [.5 + z(1), .5 - .3, .5 + z(1)], [-1.5 + z(1), -1.5 - .3], [-.5 + z(2), -.5 + .3, -.5 + z(2), -.5 + .3]]
+    a, b = .3 / math.sqrt(6), .3 / math.sqrt(.5)
+    expected = [[1.5 + 5 * a], [.5 + a, .5 - b, .5 + a], [-1.5 + a, -1.5], [-.5 + 2 * a, -.5 + b, -.5 + 2 * a, -.5]]
     tokens = train.token_advantages(group, gain_weight=.3)
     assert [row[-1] for row in tokens] == pytest.approx(sum(expected, []), abs=1e-5)
     assert [row[0] for row in tokens] == [0.] * 10      # the prompt is not the model's
@@ -298,7 +297,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(tmp_path, tokenizer, m
                       (["--out", held], "--overwrite")]:
         monkeypatch.setattr(sys, "argv", ["train.py", *map(str, [*row, "--cache", tmp_path / "cache", *SMALL])])
         with pytest.raises(SystemExit) as stop:
-            train.main()
+            train.main(train.parse_args())
         error = capfd.readouterr().err
         assert stop.value.code == 2 and error.strip().count("\n") == 0 and word in error
         assert sorted(tmp_path.rglob("*")) == before
