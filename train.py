@@ -163,7 +163,7 @@ def within_memory(args, limit, work):
                 raise
         setattr(args, limit, getattr(args, limit) // 2)
         torch.cuda.empty_cache()
-        tqdm.write(f"out of memory: --{limit.replace('_', '-')} is {getattr(args, limit)} from here on")
+        print(f"out of memory: --{limit.replace('_', '-')} is {getattr(args, limit)} from here on", file=sys.stderr)
 
 
 def cost(phase, begin):
@@ -454,7 +454,7 @@ def parse_args(argv=None):
     add("--questions", type=positive, help="questions per step")
     add("--group-size", type=positive, default=8, help="attempts per question")
     add("--usage", type=number(float, 0, below=1), default=.5, help="weight of the session-usage signal (trajectory level)")
-    add("--gain-weight", type=weight, default=.3, help="weight of the normalized information gain (session level)")
+    add("--gain-weight", type=weight, default=.15, help="weight of the normalized information gain (session level)")
     add("--lr", type=weight, help="learning rate")
     add("--kl", type=weight, default=0., help="weight of the divergence from the starting policy")
     add("--temperature", type=number(float, 0, above=0), default=1., help="of sampling, in rollouts and update alike")

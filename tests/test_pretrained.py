@@ -33,7 +33,7 @@ def bpe():
     texts += [text for _ in range(50) for text in make_question(rng, PLAIN["question"]).pages.values()]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
                                         extra_special_tokens=["<|im_start|>"], chat_template=TEMPLATE)
     tokenizer.add_tokens(["<think>", "</think>"])
@@ -60,7 +60,7 @@ def loaded(saved):
 
 
 def task_for(scenario, window=None):
-    return Task(scenario, window or 900, turns=5, limit=24, plain=True)
+    return Task(scenario, window or 1200, turns=5, limit=24, plain=True)
 
 
 def questions(count, seed=0):
@@ -93,7 +93,7 @@ def test_a_teachers_attempt_in_plain_words(bpe, scenario):
             assert len(s.ids) <= 1200 and len(s.ids) == len(s.mask)
             opening = rollout.show(bpe, [], "", PLAIN["fork" if s.kind == "subagent" else scenario])
             assert s.ids[:10] == opening[:10]
-    assert rewards > 0 and len(kinds) == 2 and len(rollout.encode(bpe, "jonas")) > 1
+    assert rewards > 0 and len(kinds) == 2 and max(len(rollout.encode(bpe, name)) for name in rollout.NAMES) > 1
 
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
@@ -157,15 +157,124 @@ def test_control_tokens_in_a_page_stay_text(bpe):
 
 def run(saved, out, *flags):
     """A run of two steps of a saved model, in this process; returns its metrics."""
-    small = ["--questions", 2, "--group-size", 2, "--eval-questions", 2, "--steps", 2, "--limit", 16, "--turns", 4, "--window", 900, "--lr", 1e-3]
+    small = ["--questions", 2, "--group-size", 2, "--eval-questions", 2, "--steps", 2, "--limit", 16, "--turns", 4, "--window", 1200, "--lr", 1e-3]
     args = train.parse_args([str(flag) for flag in ("--model", saved, "--method", "mosaic", "--out", out, *small, *flags)])
     train.main(args)
     return [json.loads(line) for line in (out / "mosaic/metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("scenario", rollout.WINDOWS)
-def test_a_run_from_the_command_line(saved, tmp_path, scenario):
+def test_a_run_from_the_command_line(saved, tmp_path):
+    scenario = "subagent" if "qwen2" in str(saved) else "compaction"
     lines = run(saved, tmp_path / "run", "--scenario", scenario, "--warm-start", 2)
     assert len(lines) == 3 and lines[0]["gap_mean"] < 1e-4
     assert (tmp_path / "run/start/model.safetensors").exists() and (tmp_path / "run/mosaic/model/tokenizer.json").exists()
     assert json.loads((tmp_path / "run/config.json").read_text())["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masters_are_float32_and_checkpoints_hold_them(saved, tmp_path, dtype):
+    """In bfloat16, 1 + 2e-3 rounds to 1: a model that kept no float32 weights would never move by small steps."""
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    model = AutoModelForCausalLM.from_pretrained(saved, dtype=getattr(torch, dtype)).eval()
+    start = [p.detach().float().clone() for p in model.parameters()]
+    optimizer = train.adamw(model, 2e-6)
+    trajectories = attempts(model, tokenizer, "compaction")
+    for i, t in enumerate(trajectories):
+        t.advantage = 1. - 2 * (i % 2)
+    for _ in range(3):
+        metrics = train.update(model, optimizer, trajectories, settled(), gain_weight=0.)
+        assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0
+    masters = optimizer.param_groups[0]["params"]
+    assert all(master.dtype == torch.float32 and p.dtype == getattr(torch, dtype) for master, p in zip(masters, model.parameters()))
+    assert all(1e-6 < (master - old).abs().max() < 2e-5 for master, old in zip(masters, start))     # three steps of about the learning rate
+    assert all(torch.equal(master.to(p.dtype), p) for master, p in zip(masters, model.parameters()))
+    train.save(tmp_path / "checkpoint-3", model, tokenizer, optimizer)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i}) + "\n" for i in range(3)))
+    again = AutoModelForCausalLM.from_pretrained(saved, dtype=getattr(torch, dtype))
+    other = train.adamw(again, 2e-6)
+    assert train.resume(tmp_path, again, other) == 3
+    assert all(torch.equal(a, b) for a, b in zip(other.param_groups[0]["params"], masters))
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))
+
+
+def test_gradient_checkpointing_changes_no_gradient(loaded):
+    """And is off outside the update, where a cache is needed; with dropout in the configuration (faults 18)."""
+    model, tokenizer = loaded
+    trajectories = attempts(model, tokenizer, "compaction")
+    for t in trajectories:
+        t.advantage = 1.
+    gradients = []
+    for _ in range(2):
+        optimizer = train.adamw(model, 0.)
+        metrics = train.update(model, optimizer, trajectories, settled(), gain_weight=0.)
+        gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
+        assert metrics["gap_p99"] < 1e-4 and not any(module.training for module in model.modules())
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert torch.allclose(*gradients, atol=1e-5)
+    again = attempts(model, tokenizer, "compaction")
+    assert [s.ids for t in again for s in t.sessions] == [s.ids for t in trajectories for s in t.sessions]
+
+
+def test_out_of_memory_halves_the_batch_and_changes_nothing(loaded, monkeypatch, capsys):
+    """A GPU for at most 2,000 tokens at a time: the step goes on, once said per halving, with the gradient that it would have had."""
+    model, tokenizer = loaded
+    args, task, scores = settled("--batch-tokens", 8000, "--batch-attempts", 8, "--group-size", 4), task_for("compaction"), []
+    gradients = []
+    for most in (10 ** 9, 2000):
+        def small(module, inputs, rest):
+            if rest["input_ids"].numel() > most:
+                raise torch.OutOfMemoryError("too small")
+        hook = model.base_model.register_forward_pre_hook(small, with_kwargs=True)
+        trajectories, _ = train.collect(model, tokenizer, questions(2), task, args, ("test",), usage=.5)
+        optimizer = train.adamw(model, 0.)
+        train.update(model, optimizer, trajectories, args, gain_weight=.3)
+        hook.remove()
+        gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
+        scores.append([score for t in trajectories for s in t.sessions for score in s.scores])
+    assert scores[1] == pytest.approx(scores[0], abs=1e-4) and torch.allclose(*gradients, atol=1e-4) and gradients[0].abs().max() > 0
+    said = capsys.readouterr()
+    assert args.batch_tokens == 2000 and (said.out + said.err).count("--batch-tokens is 2000 from here on") == 1
+
+
+# ---------------------------------------------------------------- a user's own tasks
+
+GOOD = {"question": "Which river flows through the capital of Latvia?", "answer": "the Daugava",
+        "pages": {"capital of Latvia": "Riga is the capital of Latvia.", "rivers of Riga": "Riga lies on the Daugava."}}
+
+
+def line(**changes):
+    return json.dumps({**GOOD, **changes}).encode()
+
+
+@pytest.mark.parametrize("bad, word", [
+    (b"{", "line 2: Expecting"), (b"[]", "line 2: a line must be an object"), (line(answer=" "), "line 2: question and answer"),
+    (b'{"question": "q", "answer": "a"}', 'line 2: a line must be an object with "question", "answer" and "pages"'),
+    (line(answer="the Gauja"), "line 2: the answer 'the Gauja' is on no page"), (line(pages={}), "line 2: the answer"),
+    (line(pages=["x"]), "line 2: pages must be"), (line(pages={"x": 1}), "line 2: pages must be"), (line(question=None), "line 2: question"),
+    (b'{"question": "q", "answer": "a", "pages": {"x": "a", "x": "b"}}', "line 2: 'x' is there twice"), (b"\xff\xfe", "line 2: 'utf-8'"),
+    (b"", "line 2: Expecting")])
+def test_a_bad_task_is_one_line_with_its_number(tmp_path, bad, word):
+    (tmp_path / "tasks.jsonl").write_bytes(line() + b"\n" + bad + b"\n" + line())
+    with pytest.raises(ValueError) as error:
+        rollout.read_tasks(tmp_path / "tasks.jsonl")
+    assert word in str(error.value) and "\n" not in str(error.value)
+
+
+def test_search_is_exact_first_then_by_words():
+    pages = GOOD["pages"]
+    assert rollout.search(pages, "rivers of Riga") == pages["rivers of Riga"]
+    assert rollout.search(pages, "What is Latvia's capital?") == pages["capital of Latvia"]
+    assert rollout.search(pages, "moon") == rollout.search({}, "moon") == rollout.search(pages, "") == ""
+
+
+def test_a_run_on_own_tasks(saved, tmp_path, capsys):
+    (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(line(question=f"{GOOD['question']} ({i})") for i in range(4)) + b"\n")
+    lines = run(saved, tmp_path / "run", "--tasks", tmp_path / "tasks.jsonl")
+    shown = [json.loads(row) for row in (tmp_path / "run/mosaic/trajectories.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 and {row["question"] for row in shown} == {f"{GOOD['question']} (3)"}       # the last one is held out
+    assert json.loads((tmp_path / "run/config.json").read_text())["tasks"] == str(tmp_path / "tasks.jsonl")
+    for text, word in ((line(), "fewer than two"), (line() + b"\n" + line(pages={"x": "the Daugava " * 900}), "line 2: the question")):
+        (tmp_path / "tasks.jsonl").write_bytes(text)
+        with pytest.raises(SystemExit) as stop:
+            run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl")
+        assert stop.value.code == 2 and word in capsys.readouterr().err and not (tmp_path / "other").exists()
