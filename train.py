@@ -31,7 +31,7 @@ from transformers.utils.logging import tqdm
 
 import rollout as rollout_module
 from figures.plot import plot_curves, table
-from figures.report import gains_by_case, mean, summarize, write_trajectories
+from figures.report import gains_by_case, mean, summarize, valid_actions, write_trajectories
 from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, token_logprobs
 from mosaic import METHODS, session_advantage, trajectory_advantage
 from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, make_question, read_tasks, rollout, show, space,
@@ -299,7 +299,8 @@ def evaluate(model, tokenizer, questions, task, args, usage):
     """Held-out questions, the same at every call, sampled and greedy. Returns (metrics, the sampled trajectories)."""
     sampled, _ = collect(model, tokenizer, questions, task, args, (args.seed, "evaluation"), usage)
     greedy = sample(model, tokenizer, questions, task, args, uniforms(len(questions), task, "greedy"), temperature=0)
-    metrics = {**summarize(sampled, args.group_size, tokenizer), "success_greedy": mean(t.reward for t in greedy)}
+    metrics = {**summarize(sampled, args.group_size, tokenizer), "valid_actions": valid_actions(sampled, tokenizer),
+               "success_greedy": mean(t.reward for t in greedy), "valid_actions_greedy": valid_actions(greedy, tokenizer)}
     return {f"eval_{name}": value for name, value in metrics.items()}, sampled
 
 
@@ -569,7 +570,7 @@ def main(args):
                   if key not in ("out", "cache", "device", "fresh", "overwrite", "resume")}
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if args.model != "tiny" and args.warm_start and not (out / "start").exists():
-        warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=8, lr=5e-5)
+        warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=4, lr=1e-4)
         save(out / "start", model, tokenizer)
     for method in dict.fromkeys(args.method):
         if not (out / method / "model").exists():

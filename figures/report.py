@@ -30,6 +30,11 @@ def summarize(trajectories, group_size, tokenizer):
             "entropy": -mean(logp for s in sessions for logp, mask in zip(s.logps, s.mask) if mask)}
 
 
+def valid_actions(trajectories, tokenizer):
+    """Share of the model's turns that end in exactly one action tag."""
+    return mean(read_action(tokenizer, s.ids[begin:end])[0] != "" for t in trajectories for s in t.sessions for begin, end in spans(s.mask))
+
+
 def gains_by_case(trajectories, tokenizer):
     """Mean scores and gain by kind of session and by whether its states, before -> after, mention the answer at all."""
     cases = {}

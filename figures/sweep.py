@@ -1,9 +1,9 @@
-"""The evidence: every method, both scenarios, several seeds. Resumable: what is finished is not run again.
+"""The evidence: every method, both scenarios, several seeds; then the ablation. Resumable: what is finished is not run again.
 
-    python figures/sweep.py runs/sweep [--seeds 1 2 3 4 5] [--jobs 2]
+    python figures/sweep.py runs/sweep [--seeds 1 2 3 4 5] [--variants centered raw ...] [--jobs 2]
 
 One process per scenario and seed, each on one thread, `--jobs` at a time; a run that was cut off goes on with --resume.
-`python figures/plot.py sweep runs/sweep` makes the table and the figure from what it wrote.
+`python figures/plot.py sweep runs/sweep` makes the tables and figures from what it wrote.
 """
 import argparse
 import os
@@ -14,17 +14,19 @@ from pathlib import Path
 
 from plot import STYLE
 
-TRAIN, METHODS = Path(__file__).parent.parent / "train.py", list(STYLE)
+HERE, METHODS = Path(__file__).parent, list(STYLE)
 
 
-def run(out, scenario, seed):
-    """Train all methods from one warm start on the same questions, unless that is done; the log lies beside the run."""
-    folder = out / f"{scenario}-{seed}"
-    if all((folder / method / "model").exists() for method in METHODS):
+def run(folder, variant, scenario, seed):
+    """Train all methods from one warm start, or one variant of Mosaic, unless that is done; the log lies beside the run."""
+    methods = ["mosaic"] if variant else METHODS
+    if all((folder / method / "model").exists() for method in methods):
         return f"{folder}: finished before"
-    flags = ["--resume"] if (folder / "config.json").exists() else ["--scenario", scenario, "--seed", str(seed), "--method", *METHODS]
-    with open(out / f"{folder.name}.log", "w") as log:
-        code = subprocess.call([sys.executable, TRAIN, "--out", folder, *flags], stdout=log, stderr=log,
+    command = [HERE / "ablate.py", variant] if variant else [HERE.parent / "train.py"]
+    flags = ["--resume"] if (folder / "config.json").exists() else ["--scenario", scenario, "--seed", str(seed), "--method", *methods]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.log", "w") as log:
+        code = subprocess.call([sys.executable, *command, "--out", folder, *flags], stdout=log, stderr=log,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})
     return f"{folder}: {'finished' if code == 0 else f'exit status {code}, see {log.name}'}"
 
@@ -33,11 +35,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--variants", nargs="+", default=[], help="of Mosaic, see ablate.py; alone, instead of the methods")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    jobs = [(args.out / "ablation" / variant / f"{scenario}-{seed}" if variant else args.out / f"{scenario}-{seed}", variant, scenario, seed)
+            for seed in args.seeds for variant in args.variants or [""] for scenario in ("compaction", "subagent")]
     with ThreadPoolExecutor(args.jobs) as pool:
-        jobs = [(args.out, scenario, seed) for seed in args.seeds for scenario in ("subagent", "compaction")]
         for line in pool.map(run, *zip(*jobs)):
             print(line, flush=True)
 
