@@ -38,7 +38,7 @@ from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, 
                      tiny_tokenizer)
 
 DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},
-            "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 8192}}
+            "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 4096}}
 
 
 def seeded(*purpose):

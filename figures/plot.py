@@ -2,13 +2,11 @@
 
     python figures/plot.py curves RUN [PNG]         # learning curves of every method in a run's folder -> RUN/curves.png
     python figures/plot.py mosaic TRAJECTORIES [PNG]    # one attempt as a mosaic of its sessions -> mosaic.png beside it
-    python figures/plot.py sweep FOLDER [PNG]       # several seeds of figures/sweep.py, with 95 % intervals -> FOLDER/sweep.png
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart; in print they differ by line style or label too.
 """
 import argparse
 import json
-import statistics
 from pathlib import Path
 
 import matplotlib
@@ -95,75 +93,15 @@ def plot_mosaic(trajectory, path):
     plt.close(figure)
 
 
-T_95 = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]      # Student's t for 2, 3, ... 10 seeds
-
-
-def interval(values):
-    """(mean, half width of its 95 % interval) of one number per seed."""
-    half = T_95[len(values) - 2] * statistics.stdev(values) / len(values) ** .5 if len(values) > 1 else float("nan")
-    return statistics.fmean(values), half
-
-
-def read_sweep(folder):
-    """{scenario: {method: {seed: lines of metrics.jsonl}}} of the runs whose every method is finished."""
-    sweep = {}
-    for run in sorted(Path(folder).glob("*-*/")):
-        scenario, seed = run.name.split("-")
-        runs = read_run(run)
-        if len(runs) == len(STYLE) and len({len(lines) for lines in runs.values()}) == 1:
-            for method, lines in runs.items():
-                sweep.setdefault(scenario, {}).setdefault(method, {})[seed] = lines
-    return sweep
-
-
-def sweep_table(folder):
-    """Means over seeds at the last step, and paired differences to broadcast with 95 % intervals, in Markdown."""
-    columns = {"success": "success", "greedy": "success_greedy", "sessions": "sessions", "per success": "sessions_per_success",
-               "out of turns": "out_of_turns"}
-    text = f"| scenario, method | seeds | {' | '.join(columns)} | success - broadcast's | sessions - broadcast's |\n|{'---|' * (len(columns) + 4)}"
-    for scenario, methods in read_sweep(folder).items():
-        for method, seeds in methods.items():
-            last = {seed: lines[-1] for seed, lines in seeds.items()}
-            cells = [f"{statistics.fmean(line[f'eval_{key}'] for line in last.values()):.2f}" for key in columns.values()]
-            for key in ("eval_success", "eval_sessions"):
-                mean, half = interval([line[key] - methods["broadcast"][seed][-1][key] for seed, line in last.items()])
-                cells.append("" if method == "broadcast" else f"{mean:+.2f} ± {half:.2f}")
-            text += f"\n| {scenario}, {method} | {len(last)} | {' | '.join(cells)} |"
-    return text
-
-
-def plot_sweep(folder, path=None):
-    """Learning curves on held-out questions, mean over seeds with a band of its 95 % interval -> a PNG."""
-    sweep, panels = read_sweep(folder), {"success": "success (sampled)", "sessions_per_success": "sessions per success"}
-    figure, axes = plt.subplots(len(sweep), len(panels), figsize=(11, 3.6 * len(sweep)), layout="constrained", squeeze=False)
-    for row, (scenario, methods) in zip(axes, sweep.items()):
-        for ax, (key, title) in zip(row, panels.items()):
-            for method, seeds in methods.items():
-                curves = [{line["step"]: line[f"eval_{key}"] for line in lines if f"eval_{key}" in line} for lines in seeds.values()]
-                points = {step: interval([curve[step] for curve in curves]) for step in curves[0]}
-                colour, dash = STYLE[method]
-                low, high = ([mean + sign * half for mean, half in points.values()] for sign in (-1, 1))
-                ax.plot(list(points), [mean for mean, _ in points.values()], color=colour, linestyle=dash, label=method)
-                ax.fill_between(list(points), low, high, color=colour, alpha=.15, linewidth=0)
-            ax.set(title=f"{scenario}: {title}, {len(seeds)} seeds", xlabel="GRPO step")
-            ax.grid(alpha=.3)
-    axes[0][0].legend(frameon=False)
-    figure.savefig(path or Path(folder) / "sweep.png", dpi=150)
-    plt.close(figure)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("figure", choices=["curves", "mosaic", "sweep"])
-    parser.add_argument("source", type=Path, help="a run's folder, a trajectories.jsonl, or a sweep's folder")
+    parser.add_argument("figure", choices=["curves", "mosaic"])
+    parser.add_argument("source", type=Path, help="a run's folder, or a trajectories.jsonl")
     parser.add_argument("png", type=Path, nargs="?", help="where to write")
     args = parser.parse_args()
     if args.figure == "curves":
         plot_curves(args.source, args.png)
         print(table(args.source))
-    elif args.figure == "sweep":
-        plot_sweep(args.source, args.png)
-        print(sweep_table(args.source))
     else:       # the last success with the most kinds and sessions: the one that shows most
         best = max(read_lines(args.source), key=lambda t: (t["reward"], len(t["sessions"]) < 6, len(t["sessions"]), t["step"]))
         plot_mosaic(best, args.png or args.source.parent / "mosaic.png")

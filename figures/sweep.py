@@ -3,7 +3,7 @@
     python figures/sweep.py runs/sweep [--seeds 1 2 3 4 5] [--variants centered raw ...] [--jobs 2]
 
 One process per scenario and seed, each on one thread, `--jobs` at a time; a run that was cut off goes on with --resume.
-`python figures/plot.py sweep runs/sweep` makes the tables and figures from what it wrote.
+`python figures/evidence.py runs/sweep` makes the tables and figures from what it wrote.
 """
 import argparse
 import os

@@ -42,9 +42,9 @@ def medians(*functions):
     return [statistics.median(column) for column in zip(*seconds)]
 
 
-def machine_rate(device, size=2048):
-    """Floating-point operations per second of a float32 matrix product that fills the machine."""
-    a = torch.rand(size, size, device=device)
+def machine_rate(device, size=2048, dtype=torch.float32):
+    """Floating-point operations per second of a matrix product that fills the machine."""
+    a = torch.rand(size, size, device=device, dtype=dtype)
     seconds, = medians(lambda: [a @ a for _ in range(4)])
     return 4 * 2 * size ** 3 / seconds
 

@@ -7,6 +7,8 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"     # here and in the runs that tests start: tiny work, and a busy machine slows it less
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -76,3 +78,21 @@ def random_attempts(tokenizer, count, seed=0):
             except StopIteration as finished:
                 yield task, contexts, *finished.value
                 break
+
+
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
+            "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}")
+
+
+def byte_level_tokenizer():
+    """A byte-level BPE tokenizer like Qwen's, trained on the toy texts: names of several tokens, `<think>` added, pad = <|endoftext|>."""
+    rng = random.Random(0)
+    texts = [part for opening in ("compaction", "subagent", "fork") for part in rollout.PLAIN[opening]]
+    texts += [text for _ in range(50) for text in rollout.make_question(rng).pages.values()]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                                        extra_special_tokens=["<|im_start|>"], chat_template=TEMPLATE)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    return tokenizer

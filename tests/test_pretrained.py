@@ -5,10 +5,9 @@ import random
 
 import pytest
 import torch
-from conftest import settled, written
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3_5ForCausalLM,
-                          Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM)
+from conftest import byte_level_tokenizer, settled, written
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig,
+                          Qwen3Config, Qwen3ForCausalLM)
 
 import infogain
 import rollout
@@ -21,23 +20,9 @@ KINDS = {"qwen3": (Qwen3ForCausalLM, Qwen3Config, dict(head_dim=16, tie_word_emb
          "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, dict(
              head_dim=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
              layer_types=["linear_attention", "full_attention"] * 2))}
-TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
-            "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}")
-
-
 @pytest.fixture(scope="module")
 def bpe():
-    """A byte-level BPE tokenizer like Qwen's: answers of several tokens, `<think>` added, pad = <|endoftext|>."""
-    rng = random.Random(0)
-    texts = [part for opening in (PLAIN["compaction"], PLAIN["subagent"], PLAIN["fork"]) for part in opening]
-    texts += [text for _ in range(50) for text in make_question(rng, PLAIN["question"]).pages.values()]
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    core.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=310, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-                                        extra_special_tokens=["<|im_start|>"], chat_template=TEMPLATE)
-    tokenizer.add_tokens(["<think>", "</think>"])
-    return tokenizer
+    return byte_level_tokenizer()
 
 
 @pytest.fixture(scope="module", params=KINDS)
