@@ -384,10 +384,6 @@ class SlotCache:
     def wrote(self, slot, ids):
         self.held[slot] = self.held[slot] + ids
 
-    def preload(self, model, slots, ids):
-        """Compute once what all contexts of these slots begin with, a system text."""
-        self.read(model, slots, [ids] * len(slots))
-
 
 class TurnCache:
     """The same for models with layers that keep no keys but a running state (linear attention), which cannot be kept in
@@ -447,10 +443,9 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     waiting, done = {i: next(run) for i, run in enumerate(attempts)}, {}
     keyed, slots = keeps_keys(model), 2 * B if task.scenario == "subagent" else B       # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
-    if keyed and task.plain:
-        for first in range(0, slots, B):
-            opening = task.says["fork" if first else task.scenario]
-            cache.preload(model, range(first, first + B), show(tokenizer, [], "", opening)[:-len(show(tokenizer, [], ""))])
+    for first in range(0, slots, B) if keyed and task.plain else ():                    # what all contexts open with is read once
+        opening = show(tokenizer, [], "", task.says["fork" if first else task.scenario])
+        cache.read(model, range(first, first + B), [opening[:-len(show(tokenizer, [], ""))]] * B)
     uniforms = uniforms.to(device)
     ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
     logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)

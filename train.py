@@ -332,16 +332,9 @@ def train(method, start, tokenizer, task, args, folder, tasks=()):
             begin = time.perf_counter()
             line |= update(model, optimizer, trajectories, args, gain_weight, reference) | summarize(trajectories, args.group_size, tokenizer)
             line |= costs | cost("update", begin)
-            if step == first:
-                bar.write(f"step {step}: " + ", ".join(f"{name} {value:.1f}" for name, value in line.items() if name.startswith(("seconds", "gigabytes"))))
-            if step == first and line["gap_mean"] > .05:
-                bar.write(f"warning: log-probabilities at sampling and in training differ by {line['gap_mean']:.3f} on average (99th percentile "
-                          f"{line['gap_p99']:.3f}); the ratios of equation (6) mean little then. Try --dtype float32")
             skipped = skipped + 1 if line["skipped"] else 0
-            if line["groups_without_variance"] == 1:
-                bar.write(f"step {step}: every group's rewards are equal, so there is no trajectory-level gradient")
-            if line["skipped"]:
-                bar.write(f"step {step}: loss or gradient is not finite; the step is skipped")
+            for note in notes(line, step == first):
+                bar.write(f"step {step}: {note}")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         bar.set_postfix(success=f"{line.get('success', 0):.2f}", sessions=f"{line.get('sessions', 0):.2f}", refresh=False)
@@ -358,6 +351,19 @@ def train(method, start, tokenizer, task, args, folder, tasks=()):
     save(folder / "model", model, tokenizer)
     if stop:
         sys.exit(f"stopped when {method} was finished; go on with: python train.py --resume --out {args.out}")
+
+
+def notes(line, first):
+    """What a person should know of a step's metrics at once."""
+    if first:
+        yield ", ".join(f"{name} {value:.2f}" for name, value in line.items() if name.startswith(("seconds", "gigabytes")))
+    if first and line["gap_mean"] > .05:
+        yield (f"warning: log-probabilities at sampling and in training differ by {line['gap_mean']:.3f} on average (99th percentile "
+               f"{line['gap_p99']:.3f}), so the ratios of equation (6) mean little; try --dtype float32")
+    if line["groups_without_variance"] == 1:
+        yield "every group's rewards are equal, so there is no trajectory-level gradient"
+    if line["skipped"]:
+        yield "loss or gradient is not finite; the step is skipped"
 
 
 def draw_questions(args, task, tasks, purpose, *step):
@@ -515,6 +521,8 @@ def load_tokenizer(args):
 
 def load_tasks(args, task, tokenizer):
     """The questions of --tasks, each of which must fit the window with any one of its pages."""
+    if args.tasks and not task.plain:
+        fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
     try:
         tasks = read_tasks(args.tasks) if args.tasks else []
         for line, question in enumerate(tasks, 1):

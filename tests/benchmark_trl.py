@@ -12,8 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import rollout  # noqa: E402
@@ -24,8 +22,9 @@ PROMPTS, GROUP, COMPLETION, STEPS = 32, 8, 12, 12
 
 def ours(model, tokenizer, questions):
     """(rollout seconds, update seconds, sampled tokens) of each step; an attempt has one turn."""
-    task, args = rollout.Task("subagent", window=64, turns=1, limit=COMPLETION), train.parse_args([])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    task, args = rollout.Task("subagent", window=64, turns=1, limit=COMPLETION), train.parse_args(["--batch-tokens", "8192"])
+    train.settle(args, tokenizer)
+    optimizer = train.adamw(model, 1e-3)
     seconds = []
     for step in range(STEPS):
         begin = time.perf_counter()

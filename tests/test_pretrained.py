@@ -12,7 +12,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen
 import infogain
 import rollout
 import train
-from rollout import PLAIN, PLAIN_WINDOWS, Task, make_question
+from rollout import PLAIN, Task, make_question
 
 SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, initializer_range=.3)
 KINDS = {"qwen3": (Qwen3ForCausalLM, Qwen3Config, dict(head_dim=16, tie_word_embeddings=True)),

@@ -231,6 +231,16 @@ def test_a_step_improves_what_it_rewards(policy, tokenizer):
     assert lengths[-1] < .8 * lengths[0]
 
 
+def test_notes():
+    """What a step tells a person at once: costs and a large gap in the first step; no variance and a skipped step in any."""
+    line = {"seconds_rollout": 1.5, "gap_mean": .06, "gap_p99": .2, "groups_without_variance": .5, "skipped": 0}
+    costs, gap = train.notes(line, first=True)
+    assert costs == "seconds_rollout 1.50" and ".060" in gap and "--dtype float32" in gap
+    assert list(train.notes(line, first=False)) == []
+    silent, skipped = train.notes({**line, "groups_without_variance": 1, "skipped": 1}, first=False)
+    assert "no trajectory-level gradient" in silent and "skipped" in skipped
+
+
 # ---------------------------------------------------------------- the command line
 
 def command(*args, cwd=ROOT):
@@ -294,7 +304,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(tmp_path, tokenizer, m
     for row, word in [(["--model", tmp_path / "nothing-here", *new], "--model"), (["--model", no_tokenizer, *new], "--model"),
                       (["--device", "cuda:7", *new], "--device cpu"), (["--device", "abacus", *new], "--device cpu"),
                       (["--resume", *new], "--resume"), (["--out", other], "no run"), (["--overwrite", "--out", other], "no run"),
-                      (["--out", held], "--overwrite")]:
+                      (["--tasks", other / "letter.txt", *new], "pretrained"), (["--out", held], "--overwrite")]:
         monkeypatch.setattr(sys, "argv", ["train.py", *map(str, [*row, "--cache", tmp_path / "cache", *SMALL])])
         with pytest.raises(SystemExit) as stop:
             train.main(train.parse_args())
