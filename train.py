@@ -87,7 +87,7 @@ def warm_start(model, tokenizer, task, seed, steps, attempts, lr):
         loss, _ = descend(model, optimizer, rows, (torch.long, torch.bool), 4096,
                           lambda ids, mask: -token_logprobs(model, ids, mask).sum() / count)
         schedule.step()
-        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        bar.set_postfix(loss=loss, refresh=False)
 
 
 def warm_tiny_model(task, seed, steps, device, cache, fresh):
@@ -106,8 +106,8 @@ def warm_tiny_model(task, seed, steps, device, cache, fresh):
 def save(folder, model, tokenizer, optimizer=None):
     """Write a model in Hugging Face format with its tokenizer; OSError says what could not be written.
 
-    optimizer: its state is saved too, and the weights are its float32 copies. All goes to a hidden folder first, which takes its name when it is whole: a kill, a full disk or a second run at the
-    same time never leaves half a folder.
+    optimizer: its state is saved too, and the weights are its float32 copies. All goes to a hidden folder first, which takes
+    its name when it is whole: a kill, a full disk or a second run at the same time never leaves half a folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
@@ -592,5 +592,7 @@ if __name__ == "__main__":
         main(parse_args())
     except OSError as error:
         fail(f"{error}; what was saved before is whole, and --resume goes on from it")
+    except torch.OutOfMemoryError:
+        fail("memory does not suffice for a single attempt: use a smaller --window or model; --resume goes on from what was saved")
     except KeyboardInterrupt:
         sys.exit("stopped; what was saved before is whole, and --resume goes on from it")

@@ -27,6 +27,7 @@ VARIANTS = {
     "closing": (train, "token_advantages", 's.closing if s.stop == "answered"', 's.closing if s.kind == "ordinary"'),
     "answered": (train, "token_advantages", "[session.normalized_gain for session in sessions]",
                  '[s.normalized_gain * (t.stop == "answered") for t in trajectories for s in t.sessions]'),
+    "double": (train, "parse_args", "default=.15", "default=.3"),       # the other candidate for --gain-weight
     # the exercises
     "count": (mosaic, "trajectory_advantage", "centered_rank(counts[outcome])", "counts[outcome] - counts[outcome].float().mean()"),
     "together": (mosaic, "trajectory_advantage", "(success, ~success)", "(success | ~success,)"),

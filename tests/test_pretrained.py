@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 from conftest import byte_level_tokenizer, settled, written
-from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig,
-                          Qwen3Config, Qwen3ForCausalLM)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3_5Config, Qwen3_5ForCausalLM,
+                          Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM)
 
 import infogain
 import rollout
@@ -154,6 +154,18 @@ def test_a_run_from_the_command_line(saved, tmp_path):
     assert len(lines) == 3 and lines[0]["gap_mean"] < 1e-4
     assert (tmp_path / "run/start/model.safetensors").exists() and (tmp_path / "run/mosaic/model/tokenizer.json").exists()
     assert json.loads((tmp_path / "run/config.json").read_text())["dtype"] == "float32"
+
+
+def test_a_multimodal_checkpoint_gives_its_language_model(bpe, tmp_path):
+    """The hub's Qwen3.5 models see pictures, too: the text model inside is loaded, with its own weights."""
+    cls, config, rest = KINDS["qwen3_5"]
+    text = config(vocab_size=len(bpe), **SIZE, **rest).to_dict()
+    vision = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=32, num_position_embeddings=16)
+    whole = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision)).eval()
+    whole.save_pretrained(tmp_path)
+    model, ids = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval(), torch.arange(12)[None]
+    assert type(model) is cls and not rollout.keeps_keys(model)
+    assert torch.allclose(model(input_ids=ids).logits, whole(input_ids=ids).logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

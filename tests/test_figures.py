@@ -1,0 +1,69 @@
+"""What a run reports and what the evidence is computed from: small numbers by hand."""
+import json
+import math
+import random
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "figures"))
+
+import ablate       # noqa: E402
+import evidence     # noqa: E402
+from report import summarize, valid_actions  # noqa: E402
+from rollout import Task, finish, make_question  # noqa: E402
+
+
+def test_summary_of_two_attempts(tokenizer, run_script):
+    """One compacts because it asks to and then answers right: 3 sessions, 6 + 2 + 6 tokens, say. One is forced to: its third
+    page does not fit; it never gets further than an error in its summary's place."""
+    question = make_question(random.Random(0))
+    a, b, c = question.pages
+    asked = [f"<search>{a}</search>", "<compact/>", f"<summary>{a} : {question.answer}</summary>", f"<answer>{question.answer}</answer>"]
+    forced = [f"<search>{a}</search>", f"<search>{b}</search>", f"<search>{c}</search>", "no summary", f"<search>{c}</search>"]
+    made = [finish(question, *run_script(question, Task(turns=turns), script)[1:]) for turns, script in ((12, asked), (5, forced))]
+    for t in made:
+        for s in t.sessions:
+            s.gain = 1.
+    summary = summarize(made, 2, tokenizer)
+    assert summary["success"] == .5 and summary["answered"] == .5 and summary["out_of_turns"] == .5
+    assert summary["sessions"] == 3 and summary["attempts_by_sessions"] == {3: 2} and summary["sessions_per_success"] == 3
+    assert summary["sessions_compaction"] == 1 and summary["compactions_asked"] == .5
+    assert summary["tokens_per_success"] == sum(sum(s.mask) for t in made for s in t.sessions)      # one success: all tokens are its cost
+    assert valid_actions(made, tokenizer) == 8 / 9
+
+
+def test_interval_by_hand():
+    """1, 2, 3: standard deviation 1, three seeds: t = 4.30, so 2 +- 4.30 / sqrt 3."""
+    assert evidence.interval([1., 2., 3.]) == (2., pytest.approx(4.30 / math.sqrt(3)))
+
+
+def test_tables_of_a_made_up_sweep(tmp_path, capsys, monkeypatch):
+    """Two seeds; Mosaic is .1 and .3 better than broadcast: +.20 +- 12.71 * .1414 / sqrt 2 = 1.27."""
+    keys = ("success_greedy sessions_per_success tokens_per_success out_of_turns gain_ordinary gain_compaction gain_subagent "
+            "sessions_subagent compactions_asked sessions_compaction").split()
+    for seed in (1, 2):
+        for method in evidence.STYLE:
+            for folder in (tmp_path / f"subagent-{seed}", tmp_path / f"ablation/raw/subagent-{seed}"):
+                better = (.1, .3)[seed - 1] if method == "mosaic" and "raw" not in str(folder) else 0.
+                lines = [{"step": step, "eval_success": .2 + better * step, "eval_sessions": 3. - step, **{f"eval_{key}": 1. for key in keys},
+                          "eval_attempts_by_sessions": {"2": 1, "7": 3}} for step in (0, 1)]
+                (folder / method).mkdir(parents=True)
+                (folder / method / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", ["evidence.py", str(tmp_path)])
+    evidence.main()
+    rows = capsys.readouterr().out.splitlines()
+    assert "| subagent, mosaic | 2 | 0.40 | 1.00 | 2.00 | 1.00 | 1 | 1.00 | +0.20 ± 1.27 | +0.00 ± 0.00 | +0.0 ± 0.0 |" in rows
+    assert "| subagent, raw | 2 | 0.20 | 1.00 | 2.00 | 1.00 | -0.20 | +0.00 |" in rows
+    assert any("| 0% | 25% | 0% | 0% | 0% | 75% |" in row for row in rows)
+    assert all((tmp_path.parent / name).stat().st_size > 10_000 for name in ("sweep.png", "utility.png", "ablation.png"))
+
+
+@pytest.mark.parametrize("variant", ablate.VARIANTS)
+def test_every_variant_still_finds_its_line(variant):
+    """A variant is a text replaced in today's source; it must be there exactly once."""
+    module, function, old, new = ablate.VARIANTS[variant]
+    source = ablate.inspect.getsource(getattr(module, function))
+    assert source.count(old) == 1
+    compile(source.replace(old, new), function, "exec")
