@@ -140,7 +140,7 @@ def normalize_by_kind(gains, kinds, clip=3.):
 
 
 def demo():
-    tokenizer, rng = tiny_tokenizer(), random.Random("demo 43")
+    tokenizer, rng = tiny_tokenizer(), random.Random("demo 100")
     question = make_question(rng)
     trajectory = demonstrate(question, Task(), tokenizer, rng)
 

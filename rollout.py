@@ -379,7 +379,7 @@ class SlotCache:
         for slot, context in zip(slots, contexts):
             self.held[slot] = context
         row = {slot: i for i, slot in enumerate(owner.values())}
-        return hidden[torch.arange(len(own)), last][[row[slot] for slot in source]]         # (B, H)
+        return hidden[torch.arange(len(own), device=model.device), last][[row[slot] for slot in source]]         # (B, H)
 
     def wrote(self, slot, ids):
         self.held[slot] = self.held[slot] + ids
@@ -565,7 +565,7 @@ def describe(session, tokenizer):
 
 
 def demo():
-    tokenizer, rng = tiny_tokenizer(), random.Random("demo 43")
+    tokenizer, rng = tiny_tokenizer(), random.Random("demo 100")
     for scenario, window in WINDOWS.items():
         question = make_question(rng)
         trajectory = demonstrate(question, Task(scenario, window), tokenizer, rng)
