@@ -578,7 +578,7 @@ def main(args):
                   if key not in ("out", "cache", "device", "fresh", "overwrite", "resume")}
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if args.model != "tiny" and args.warm_start and not (out / "start").exists():
-        warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=4, lr=1e-4)
+        warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=4, lr=2e-4)
         save(out / "start", model, tokenizer)
     for method in dict.fromkeys(args.method):
         if not (out / method / "model").exists():
