@@ -279,9 +279,9 @@ def update(model, optimizer, trajectories, args, gain_weight, reference=None):
         logps = token_logprobs(model, ids, mask, args.temperature)                          # (S, T)
         with torch.no_grad():
             ref_logps = token_logprobs(reference, ids, mask, args.temperature) if reference else None
-        loss, log_ratio = grpo_loss(logps, old_logps, advantage, mask, denominator, ref_logps=ref_logps, kl=args.kl)
+        value, log_ratio = grpo_loss(logps, old_logps, advantage, mask, denominator, ref_logps=ref_logps, kl=args.kl)
         ratios.append(log_ratio[mask])                                                      # (M,)
-        return loss
+        return value
 
     def attempt(most):
         ratios.clear()
