@@ -37,7 +37,6 @@ from mosaic import METHODS, session_advantage, trajectory_advantage
 from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, make_question, read_tasks, rollout, show, space,
                      tiny_tokenizer)
 
-WARM_START = {"compaction": 4000, "subagent": 2000}     # until the tiny model reads its pages; summaries take longer to learn
 DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},
             "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 4096}}
 
@@ -466,7 +465,7 @@ def parse_args(argv=None):
     add("--lr", type=weight, help="learning rate")
     add("--kl", type=weight, default=0., help="weight of the divergence from the starting policy")
     add("--temperature", type=number(float, 0, above=0), default=1., help="of sampling, in rollouts and update alike")
-    add("--warm-start", type=number(int, 0), help=f"steps of supervised training on demonstrations before all else (default: {WARM_START} for tiny, else 0)")
+    add("--warm-start", type=number(int, 0), help="steps of supervised training on demonstrations before all else (default: 2000 for tiny, else 0)")
     add("--eval-questions", type=positive, help="held-out questions, each attempted group-size times")
     add("--eval-every", type=positive, default=10, help="steps between evaluations")
     add("--save-every", type=positive, default=20, help="steps between checkpoints")
@@ -498,7 +497,7 @@ def parse_args(argv=None):
 def settle(args, tokenizer):
     """Fill in the settings that depend on the kind of model, which its tokenizer tells. Returns the Task."""
     plain = tokenizer.unk_token_id is None or tokenizer.unk_token_id not in encode(tokenizer, PLAIN["compaction"][0])
-    defaults = {**DEFAULTS["pretrained" if plain else "tiny"], "warm_start": WARM_START[args.scenario] if args.model == "tiny" else 0,
+    defaults = {**DEFAULTS["pretrained" if plain else "tiny"], "warm_start": 2000 if args.model == "tiny" else 0,
                 "window": (PLAIN_WINDOWS if plain else WINDOWS)[args.scenario],
                 "dtype": "bfloat16" if plain and args.device.startswith("cuda") else "float32"}
     for name, value in defaults.items():
