@@ -156,7 +156,7 @@ def plot_utility(sweep, path):
             counts.bar([k + place for k in range(6)], shares(lines).values(), width, color=colour)
         gains.set(title=f"{scenario}: gain per session, nats", xticks=range(len(kinds)), xticklabels=kinds)
         gains.axhline(0, color="black", linewidth=.6)
-        counts.set(title=f"{scenario}: share of attempts by number of sessions", xticks=range(6), xticklabels=shares([]))
+        counts.set(title=f"{scenario}: share of attempts by number of sessions", xticks=range(6), xticklabels=shares([]), xlabel="sessions of an attempt")
     axes[0][0].legend(frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
