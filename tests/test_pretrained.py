@@ -168,6 +168,7 @@ def test_a_multimodal_checkpoint_gives_its_language_model(bpe, tmp_path):
     assert torch.allclose(model(input_ids=ids).logits, whole(input_ids=ids).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_masters_are_float32_and_checkpoints_hold_them(saved, tmp_path, dtype):
     """In bfloat16, 1 + 2e-3 rounds to 1: a model that kept no float32 weights would never move by small steps."""
@@ -212,6 +213,7 @@ def test_gradient_checkpointing_changes_no_gradient(loaded):
     assert [s.ids for t in again for s in t.sessions] == [s.ids for t in trajectories for s in t.sessions]
 
 
+@pytest.mark.parametrize("saved", ["qwen3", "qwen3_5"], indirect=True)
 def test_out_of_memory_halves_the_batch_and_changes_nothing(loaded, monkeypatch, capsys):
     """A GPU for at most 2,000 tokens at a time: the step goes on, once said per halving, with the gradient that it would have had."""
     model, tokenizer = loaded
@@ -264,6 +266,7 @@ def test_search_is_exact_first_then_by_words():
     assert rollout.search(pages, "moon") == rollout.search({}, "moon") == rollout.search(pages, "") == ""
 
 
+@pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
 def test_a_run_on_own_tasks(saved, tmp_path, capsys):
     (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(line(question=f"{GOOD['question']} ({i})") for i in range(4)) + b"\n")
     lines = run(saved, tmp_path / "run", "--tasks", tmp_path / "tasks.jsonl")
