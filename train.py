@@ -527,9 +527,9 @@ def load_tasks(args, task, tokenizer):
         tasks = read_tasks(args.tasks) if args.tasks else []
         for line, question in enumerate(tasks, 1):
             longest = max(len(show(tokenizer, [None], page)) for page in question.pages.values())
-            need = len(show(tokenizer, [], question.question, task.says[task.scenario])) + 2 * task.limit + longest
+            need = len(show(tokenizer, [], question.question, task.says[task.scenario])) + task.limit + longest
             if need > space(task, tokenizer):
-                raise ValueError(f"{args.tasks}, line {line}: the question, a summary, a search and its longest page may take {need} tokens, "
+                raise ValueError(f"{args.tasks}, line {line}: the question, a search and its longest page may take {need} tokens, "
                                  f"but the window has room for {space(task, tokenizer)}; shorten the page or use "
                                  f"--window {task.window + need - space(task, tokenizer)} or more")
     except (OSError, ValueError) as error:
