@@ -553,7 +553,7 @@ def load_model(args, task, tokenizer):
     except (OSError, ValueError) as error:
         fail(f"--model {args.model} is no causal language model with a ChatML tokenizer: {str(error).splitlines()[0]}")
     if task.plain and args.device != "cpu":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model.to(args.device).eval()
 
 

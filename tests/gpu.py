@@ -65,7 +65,7 @@ def main():
                          **(SMALL if shrunken else QWEN))
     model = Qwen3ForCausalLM(config).to(device, dtype).eval()
     if device == "cuda":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     for scenario in WINDOWS:
         print(f"\n### {scenario}, {sum(p.numel() for p in model.parameters()):,} parameters in bfloat16")
         flags = [*FLAGS, "--scenario", scenario, "--device", device, *(["--questions", "1", "--group-size", "4"] if shrunken else [])]

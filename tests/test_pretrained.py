@@ -201,13 +201,16 @@ def test_gradient_checkpointing_changes_no_gradient(loaded):
     trajectories = attempts(model, tokenizer, "compaction")
     for t in trajectories:
         t.advantage = 1.
-    gradients = []
+    gradients, calls, counts = [], [], []
+    model.base_model.layers[0].input_layernorm.register_forward_pre_hook(lambda *_: calls.append(1))
     for _ in range(2):
         optimizer = train.adamw(model, 0.)
         metrics = train.update(model, optimizer, trajectories, settled(), gain_weight=0.)
         gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
         assert metrics["gap_p99"] < 1e-4 and not any(module.training for module in model.modules())
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        counts.append(len(calls))
+    assert counts[1] - counts[0] == 2 * counts[0]                   # the second time, each layer is computed again in the backward pass
     assert torch.allclose(*gradients, atol=1e-5)
     again = attempts(model, tokenizer, "compaction")
     assert [s.ids for t in again for s in t.sessions] == [s.ids for t in trajectories for s in t.sessions]
