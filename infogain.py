@@ -124,7 +124,9 @@ def normalize_by_kind(gains, kinds, clip=3.):
     """Per kind of session: over the root mean square of the kind's gains, clipped to [-clip, clip], equation (4).
 
     The mean is not subtracted: gains of later sessions are smaller by nature, so that to go on, or to fork, would be below
-    average and punished; a session that learns nothing should count 0 (measured in the README). gains: (N,) float, the sessions of one group; nan for a session without a gain, which stays out of the statistics.
+    average and punished; a session that learns nothing should count 0 (measured in the README).
+
+    gains: (N,) float, the sessions of one group; nan for a session without a gain, which stays out of the statistics.
     kinds: N strings. 0 where there is no gain, where the kind has one session, or no spread. Returns (N,) float32.
 
     >>> normalize_by_kind(torch.tensor([1., 7., 3., float("nan")]), ["ordinary", "ordinary", "subagent", "ordinary"])

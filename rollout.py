@@ -37,12 +37,13 @@ CLUES = " ".join(TOPICS.values()).split()
 # What the harness says to the tiny model, in single words and without instructions, and to a model that knows language.
 TERSE = {"question": "{}", "nothing": "nothing found", "error": "error", "full": "window full", "compact": "<compact/>",
          "compaction": (), "subagent": (), "fork": ()}
+REQUEST = "Your window is full. Reply with <summary>clues done : names left</summary>"
 PLAIN = {
     "question": "Which one person fits all of these clues: {}?",
     "nothing": "Nothing found.",
     "error": "That is no action. Reply with one action, such as <search>clue</search>",
     "full": "Your window is full.",
-    "compact": "Your window is full. Reply with <summary>clues done : names left</summary>",
+    "compact": REQUEST,
     # how each context opens: a system text, then a worked example as messages of the user and the assistant in turn
     "compaction": ("""Find the answer by searching. Reply with one action and nothing else:
 <search>clue</search> shows the page of a clue.
@@ -50,7 +51,7 @@ PLAIN = {
 <answer>name</answer> ends the task. The answer is the only name on the pages of all clues.""",
                    "Which one person fits all of these clues: berlin jazz horse?", "<search>berlin</search>",
                    "eva rosa tim carl", "<search>jazz</search>", "rosa ben eva",
-                   "<compact/>", "Your window is full. Reply with <summary>clues done : names left</summary>",
+                   "<compact/>", REQUEST,
                    "<summary>berlin jazz : eva rosa</summary>", "<summary>berlin jazz : eva rosa</summary>",
                    "<search>horse</search>", "lea rosa fred", "<answer>rosa</answer>"),
     "subagent": ("""Find the answer by searching. Reply with one action and nothing else:
@@ -125,7 +126,8 @@ class Trajectory:
 def make_question(rng, wording="{}", clues=3, page=6):
     """Draw a question with a world of its own: exactly one person is on all `clues` pages of `page` names each.
 
-    wording: how the clues are put into a question. Each page holds the answer, a decoy for every other clue (who is on all pages but that clue's), and others.
+    wording: how the clues are put into a question. Each page holds the answer, a decoy for every other clue (who is on all
+    pages but that clue's), and others.
     """
     topics = rng.sample(sorted(TOPICS), clues)
     words = [rng.choice(TOPICS[topic].split()) for topic in topics]
@@ -202,16 +204,22 @@ def header(tokenizer):
     return tokenizer("assistant\n" + (chat or "").rpartition("<|im_start|>assistant\n")[2], add_special_tokens=False).input_ids
 
 
-def show(tokenizer, context, text, opening=()):
+@lru_cache
+def preamble(tokenizer, texts):
+    """The ids that contexts open with: a system text and the messages of an example; none where there are no texts."""
+    (start, end), ids = control(tokenizer), []
+    for i, text in enumerate(texts):
+        who = header(tokenizer) if i and i % 2 == 0 else encode(tokenizer, "user\n" if i else "system\n")
+        ids += [start, *who, *encode(tokenizer, text), end, *encode(tokenizer, "\n")]
+    return ids
+
+
+def show(tokenizer, context, text, texts=()):
     """The ids to append to a context so that it shows `text` next and the agent is to act. They close the agent's message
-    if the agent did not; a context that is empty they open with a system text and an example, if there are any."""
+    if the agent did not; where the context is empty, they begin with the preamble made of `texts`."""
     (start, end), newline = control(tokenizer), encode(tokenizer, "\n")
-    user, agent = [start, *encode(tokenizer, "user\n")], [start, *header(tokenizer)]
-    ids = [*([end] if context[-1] != end else []), *newline] if context else []
-    for i, said in enumerate(() if context else opening):
-        who = (agent if i % 2 == 0 else user) if i else [start, *encode(tokenizer, "system\n")]
-        ids += [*who, *encode(tokenizer, said), end, *newline]
-    return [*ids, *user, *encode(tokenizer, text), end, *newline, *agent]
+    ids = [*([end] if context[-1] != end else []), *newline] if context else preamble(tokenizer, texts)
+    return [*ids, start, *encode(tokenizer, "user\n"), *encode(tokenizer, text), end, *newline, start, *header(tokenizer)]
 
 
 def read_action(tokenizer, ids):
@@ -444,8 +452,7 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     keyed, slots = keeps_keys(model), 2 * B if task.scenario == "subagent" else B       # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
     for first in range(0, slots, B) if keyed and task.plain else ():                    # what all contexts open with is read once
-        opening = show(tokenizer, [], "", task.says["fork" if first else task.scenario])
-        cache.read(model, range(first, first + B), [opening[:-len(show(tokenizer, [], ""))]] * B)
+        cache.read(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
     uniforms = uniforms.to(device)
     ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
     logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)
@@ -538,8 +545,8 @@ def demonstrate(question, task, tokenizer, rng):
     run = attempt(question, task, tokenizer)
     role, context = next(run)
     while True:
-        opening = show(tokenizer, [], "", task.says["fork" if role == "subagent" else task.scenario])
-        text = tokenizer.decode(context[len(opening) - len(show(tokenizer, [], "")):])      # the example is not its own work
+        texts = task.says["fork" if role == "subagent" else task.scenario]
+        text = tokenizer.decode(context[len(preamble(tokenizer, texts)):])       # the example is not its own work
         ids = [*encode(tokenizer, teacher(text, task, rng)), control(tokenizer)[1]]
         try:
             role, context = run.send((ids, [0.] * len(ids)))
