@@ -36,13 +36,20 @@ def micro_batches(lengths, max_tokens):
     return [batch for batch in batches if batch]
 
 
-def token_logprobs(model, ids, mask, temperature=1., **inputs):
+def token_logprobs(model, ids, mask, temperature=1., tree=()):
     """Log-probability of every masked token given all tokens before it.
 
-    ids: (S, T) int, padded on the right. mask: (S, T) bool, False in the first column. inputs: what else the model should
-    know, such as position_ids. Logits are computed for masked tokens only, their log-softmax in float32.
-    Returns (S, T) float32, 0 where mask is False.
+    ids: (S, T) int, padded on the right. mask: (S, T) bool, False in the first column. Logits are computed for masked tokens
+    only, their log-softmax in float32. tree: where rows have branches, the (S, T) tensors `place`, the position of a token
+    if its branch stood alone; `branch`, 0 for padding, 1 for the trunk, else a number per branch; `start`, how much of the
+    trunk a branch sees. A branch's first token cannot be masked. Returns (S, T) float32, 0 where mask is False.
     """
+    inputs = {}
+    if tree:
+        place, branch, start = tree
+        own = (branch[:, :, None] == branch[:, None, :]) & (place[:, None, :] <= place[:, :, None])     # (S, T, T)
+        trunk = (branch[:, None, :] == 1) & (place[:, None, :] < start[:, :, None])                     # (S, T, T)
+        inputs = {"position_ids": place, "attention_mask": (own | trunk)[:, None]}                      # (S, 1, T, T)
     hidden = model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state       # (S, T, H)
     logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]])         # (M, V): token t is predicted at t - 1
     logps = (logits.float() / temperature).log_softmax(-1).gather(1, ids[mask][:, None])[:, 0]  # (M,)
@@ -52,20 +59,19 @@ def token_logprobs(model, ids, mask, temperature=1., **inputs):
 def share_prefixes(pairs, opening):
     """Rows in which contexts that begin one another are computed once: [longest context, opening, answer, opening, answer, ...].
 
-    pairs: {(context, answer): number}, tuples of ids. Returns one dict of equally long lists per row: `ids`; `place`, the position
-    a token would have if its context and answer stood alone; `branch`, 0 for the context, else one number per answer;
-    `start`, how much of the context a branch sees; `pair`, the number whose answer the token belongs to, -1 if it is not scored.
+    pairs: {(context, answer): number}, tuples of ids. Returns one dict of equally long lists per row: `ids`; `place`, `branch` and
+    `start` as `token_logprobs` takes them; `pair`, the number whose answer the token belongs to, -1 if it is not scored.
     """
     rows, trunk = [], ()
     for (context, answer), pair in sorted(pairs.items(), reverse=True):
         n, new = len(context), [*opening, *answer]      # in this order, a context is preceded by those that it begins
         if not rows or trunk[:n] != context:
             trunk = context
-            rows.append({"ids": list(trunk), "place": list(range(n)), "branch": [0] * n, "start": [0] * n, "pair": [-1] * n})
+            rows.append({"ids": list(trunk), "place": list(range(n)), "branch": [1] * n, "start": [0] * n, "pair": [-1] * n})
         row = rows[-1]
         row["ids"] += new
         row["place"] += range(n, n + len(new))
-        row["branch"] += [pair + 1] * len(new)
+        row["branch"] += [pair + 2] * len(new)
         row["start"] += [n] * len(new)
         row["pair"] += [-1] * len(opening) + [pair] * len(answer)
     return rows
@@ -88,12 +94,9 @@ def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
     scores = torch.zeros(len(number), device=model.device)
     length = torch.tensor([len(answer) for _, answer in number], device=model.device)
     for batch in micro_batches([len(row["ids"]) for row in rows], max_tokens):
-        ids, place, start = (pad([rows[i][key] for i in batch]).to(model.device) for key in ("ids", "place", "start"))  # (S, T)
-        branch, pair = (pad([rows[i][key] for i in batch], value=-1).to(model.device) for key in ("branch", "pair"))    # (S, T)
-        own = (branch[:, :, None] == branch[:, None, :]) & (place[:, None, :] <= place[:, :, None])     # (S, T, T)
-        trunk = (branch[:, None, :] == 0) & (place[:, None, :] < start[:, :, None])                     # (S, T, T)
-        inputs = {"position_ids": place, "attention_mask": (own | trunk)[:, None]} if trees else {}     # (S, 1, T, T)
-        logps = token_logprobs(model, ids, pair >= 0, **inputs)                                         # (S, T)
+        ids, *tree = (pad([rows[i][key] for i in batch]).to(model.device) for key in ("ids", "place", "branch", "start"))   # (S, T)
+        pair = pad([rows[i]["pair"] for i in batch], value=-1).to(model.device)                         # (S, T)
+        logps = token_logprobs(model, ids, pair >= 0, tree=tree if trees else ())                       # (S, T)
         scores.index_add_(0, pair[pair >= 0], logps[pair >= 0])
     return (scores / length)[places].cpu()              # (N,)
 

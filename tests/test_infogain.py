@@ -83,8 +83,8 @@ def test_shared_prefixes_as_literal_rows():
     """Contexts [1 2 3] and [1 2] share a row with two branches, [1 4] does not begin either: a row of its own."""
     rows = share_prefixes({((1, 2), (8,)): 0, ((1, 2, 3), (8,)): 1, ((1, 4), (7, 8)): 2}, [9])
     assert rows == [
-        {"ids": [1, 4, 9, 7, 8], "place": [0, 1, 2, 3, 4], "branch": [0, 0, 3, 3, 3], "start": [0, 0, 2, 2, 2], "pair": [-1, -1, -1, 2, 2]},
-        {"ids": [1, 2, 3, 9, 8, 9, 8], "place": [0, 1, 2, 3, 4, 2, 3], "branch": [0, 0, 0, 2, 2, 1, 1],
+        {"ids": [1, 4, 9, 7, 8], "place": [0, 1, 2, 3, 4], "branch": [1, 1, 4, 4, 4], "start": [0, 0, 2, 2, 2], "pair": [-1, -1, -1, 2, 2]},
+        {"ids": [1, 2, 3, 9, 8, 9, 8], "place": [0, 1, 2, 3, 4, 2, 3], "branch": [1, 1, 1, 3, 3, 2, 2],
          "start": [0, 0, 0, 3, 3, 2, 2], "pair": [-1, -1, -1, -1, 1, -1, 0]}]
 
 
@@ -103,8 +103,8 @@ def test_neither_padding_nor_sharing_changes_a_score(policy):
 
 def test_each_distinct_pair_is_scored_once(policy, monkeypatch):
     scored, plain = [], infogain.token_logprobs
-    monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask, **inputs: scored.append(int(mask.sum())) or
-                        plain(model, ids, mask, **inputs))
+    monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask, **rest: scored.append(int(mask.sum())) or
+                        plain(model, ids, mask, **rest))
     scores = answer_logprob(policy, [[1, 2], [3], [1, 2], [1, 2]], [[4], [4], [4], [5]], [6])
     assert sum(scored) == 3 and scores[0] == scores[2]
 
