@@ -13,17 +13,19 @@ scaled per kind within the group. Run `python infogain.py` for one scripted traj
 import math
 import random
 from itertools import chain
+from os.path import commonprefix
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from rollout import NAMES, Task, demonstrate, describe, encode, keeps_keys, make_question, read, tiny_tokenizer
 
 
 def pad(rows, dtype=torch.long, value=0):
     """A list of lists -> (S, T) tensor, padded on the right, where no causal model can see it."""
-    flat = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)       # (tokens of all rows,)
-    return pad_sequence(flat.split([len(row) for row in rows]), batch_first=True, padding_value=value)      # (S, T)
+    lengths = torch.tensor([len(row) for row in rows])                      # (S,)
+    padded = torch.full((len(rows), int(lengths.max())), value, dtype=dtype)        # (S, T)
+    padded[torch.arange(padded.shape[1]) < lengths[:, None]] = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
+    return padded
 
 
 def micro_batches(lengths, max_tokens):
@@ -36,45 +38,48 @@ def micro_batches(lengths, max_tokens):
     return [batch for batch in batches if batch]
 
 
-def token_logprobs(model, ids, mask, temperature=1., tree=()):
+def share_prefixes(rows, free, max_tokens):
+    """Join rows that begin alike into trees, in which what they have in common stands once, to be computed once.
+
+    rows: each a list of equally long lists, the first of which holds its ids. free: how many of a row's first tokens it may share.
+    Returns trees: rows with two more lists, `place`, the position that a token has in its row, and `until`, where in the tree the
+    tokens end that come after it in some row. As rows are joined in the order of their ids, these stand together: token i sees
+    token j where j <= i < until[j]. A row joins where a quarter of it is there already, and the tree remains below max_tokens and
+    four times the longest row, since attention costs its length squared.
+    """
+    most = min(max_tokens, 4 * max(len(row[0]) for row in rows))
+    trees, last = [], None
+    for i in sorted(range(len(rows)), key=lambda i: rows[i][0]):
+        ids = rows[i][0]
+        n = min(len(commonprefix([ids, rows[last][0]])), free[i], free[last]) if trees else 0
+        if not trees or 4 * n < len(ids) or len(trees[-1][0]) + len(ids) - n > most:
+            n, path = 0, []                             # path: where the row's tokens stand in the tree
+            trees.append([[] for _ in (*rows[i], "place", "until")])
+        tree, last = trees[-1], i
+        path = path[:n] + list(range(len(tree[0]), len(tree[0]) + len(ids) - n))
+        for part, new in zip(tree, [*(part[n:] for part in rows[i]), range(n, len(ids)), ids[n:]]):
+            part += new
+        for position in path:
+            tree[-1][position] = len(tree[0])
+    return trees
+
+
+def token_logprobs(model, ids, mask, temperature=1., place=None, until=None):
     """Log-probability of every masked token given all tokens before it.
 
     ids: (S, T) int, padded on the right. mask: (S, T) bool, False in the first column. Logits are computed for masked tokens
-    only, their log-softmax in float32. tree: where rows have branches, the (S, T) tensors `place`, the position of a token
-    if its branch stood alone; `branch`, 0 for padding, 1 for the trunk, else a number per branch; `start`, how much of the
-    trunk a branch sees. A branch's first token cannot be masked. Returns (S, T) float32, 0 where mask is False.
+    only, their log-softmax in float32. place, until: (S, T), where rows are trees of `share_prefixes`.
+    Returns (S, T) float32, 0 where mask is False.
     """
     inputs = {}
-    if tree:
-        place, branch, start = tree
-        own = (branch[:, :, None] == branch[:, None, :]) & (place[:, None, :] <= place[:, :, None])     # (S, T, T)
-        trunk = (branch[:, None, :] == 1) & (place[:, None, :] < start[:, :, None])                     # (S, T, T)
-        inputs = {"position_ids": place, "attention_mask": (own | trunk)[:, None]}                      # (S, 1, T, T)
+    if until is not None:
+        at = torch.arange(ids.shape[1], device=ids.device)                      # (T,)
+        visible = (at <= at[:, None]) & (at[:, None] < until.maximum(at + 1)[:, None])          # (S, T, T); padding sees itself
+        inputs = {"position_ids": place, "attention_mask": visible[:, None]}    # (S, 1, T, T)
     hidden = model.base_model(input_ids=ids, use_cache=False, **inputs).last_hidden_state       # (S, T, H)
     logits = model.get_output_embeddings()(hidden[:, :-1][mask[:, 1:]])         # (M, V): token t is predicted at t - 1
     logps = (logits.float() / temperature).log_softmax(-1).gather(1, ids[mask][:, None])[:, 0]  # (M,)
     return torch.zeros(ids.shape, device=ids.device).masked_scatter(mask, logps)                # (S, T)
-
-
-def share_prefixes(pairs, opening):
-    """Rows in which contexts that begin one another are computed once: [longest context, opening, answer, opening, answer, ...].
-
-    pairs: {(context, answer): number}, tuples of ids. Returns one dict of equally long lists per row: `ids`; `place`, `branch` and
-    `start` as `token_logprobs` takes them; `pair`, the number whose answer the token belongs to, -1 if it is not scored.
-    """
-    rows, trunk = [], ()
-    for (context, answer), pair in sorted(pairs.items(), reverse=True):
-        n, new = len(context), [*opening, *answer]      # in this order, a context is preceded by those that it begins
-        if not rows or trunk[:n] != context:
-            trunk = context
-            rows.append({"ids": list(trunk), "place": list(range(n)), "branch": [1] * n, "start": [0] * n, "pair": [-1] * n})
-        row = rows[-1]
-        row["ids"] += new
-        row["place"] += range(n, n + len(new))
-        row["branch"] += [pair + 2] * len(new)
-        row["start"] += [n] * len(new)
-        row["pair"] += [-1] * len(opening) + [pair] * len(answer)
-    return rows
 
 
 @torch.inference_mode()
@@ -89,14 +94,14 @@ def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
         raise ValueError("an answer without tokens, or without a tag before it, cannot be scored")
     number = {}                                         # distinct (context, answer) -> its number
     places = [number.setdefault((tuple(c), tuple(a)), len(number)) for c, a in zip(contexts, answers)]
-    trees = keeps_keys(model)                           # else a branch would see the others through the layer's running state
-    rows = [row for pairs in ([number] if trees else [{pair: i} for pair, i in number.items()]) for row in share_prefixes(pairs, opening)]
+    rows = [[[*c, *opening, *a], [-1] * (len(c) + len(opening)) + [i] * len(a)] for (c, a), i in number.items()]
+    if keeps_keys(model):                               # else a branch would see the others through the layers' running state
+        rows = share_prefixes(rows, [len(context) for context, _ in number], max_tokens)
     scores = torch.zeros(len(number), device=model.device)
     length = torch.tensor([len(answer) for _, answer in number], device=model.device)
-    for batch in micro_batches([len(row["ids"]) for row in rows], max_tokens):
-        ids, *tree = (pad([rows[i][key] for i in batch]).to(model.device) for key in ("ids", "place", "branch", "start"))   # (S, T)
-        pair = pad([rows[i]["pair"] for i in batch], value=-1).to(model.device)                         # (S, T)
-        logps = token_logprobs(model, ids, pair >= 0, tree=tree if trees else ())                       # (S, T)
+    for batch in micro_batches([len(row[0]) for row in rows], max_tokens):
+        ids, pair, *tree = (pad([rows[i][k] for i in batch], value=-(k == 1)).to(model.device) for k in range(len(rows[0])))    # (S, T)
+        logps = token_logprobs(model, ids, pair >= 0, 1., *tree)                # (S, T)
         scores.index_add_(0, pair[pair >= 0], logps[pair >= 0])
     return (scores / length)[places].cpu()              # (N,)
 

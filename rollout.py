@@ -423,11 +423,6 @@ def keeps_keys(model):
     return set(getattr(model.config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
 
-def shared_openings(model, tokenizer, task):
-    """What the contexts of the main agent and of its subagents open with, to be computed once for many; none for the tiny model."""
-    return [tuple(preamble(tokenizer, task.says[key])) for key in (task.scenario, "fork")] if task.plain and keeps_keys(model) else []
-
-
 def draw(logits, uniforms, temperature):
     """Sample one token per row: the inverse of the cumulative distribution at the row's own uniform number.
 
@@ -456,8 +451,8 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     waiting, done = {i: next(run) for i, run in enumerate(attempts)}, {}
     keyed, slots = keeps_keys(model), 2 * B if task.scenario == "subagent" else B       # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
-    for first, opening in zip(range(0, slots, B), shared_openings(model, tokenizer, task)):
-        cache.read(model, range(first, first + B), [list(opening)] * B)
+    for first in range(0, slots, B) if keyed and task.plain else ():                    # what all contexts open with is read once
+        cache.read(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
     uniforms = uniforms.to(device)
     ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
     logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)

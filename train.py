@@ -32,10 +32,10 @@ from transformers.utils.logging import tqdm
 import rollout as rollout_module
 from figures.plot import plot_curves, table
 from figures.report import gains_by_case, mean, summarize, valid_actions, write_trajectories
-from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, token_logprobs
+from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, share_prefixes, token_logprobs
 from mosaic import METHODS, session_advantage, trajectory_advantage
-from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, make_question, shared_openings, read_tasks, rollout,
-                     show, space, tiny_tokenizer)
+from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, read_tasks, rollout, show,
+                      space, tiny_tokenizer)
 
 DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},
             "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 4096}}
@@ -79,14 +79,13 @@ def warm_start(model, tokenizer, task, seed, steps, attempts, lr):
     """Supervised training on demonstrations by the imperfect teacher, so that reinforcement has something to reinforce."""
     optimizer = adamw(model, lr)
     schedule = get_cosine_schedule_with_warmup(optimizer, min(50, steps // 4), steps)
-    openings, rng = shared_openings(model, tokenizer, task), seeded(seed, "demonstrations")
-    bar = tqdm(range(steps), desc=f"warm start ({task.scenario})", mininterval=1)
+    rng, bar = seeded(seed, "demonstrations"), tqdm(range(steps), desc=f"warm start ({task.scenario})", mininterval=1)
     for _ in bar:
         shown = [demonstrate(make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(attempts)]
         rows = [row[:2] for trajectory in shown for row in merge_sessions(trajectory.sessions)]
         count = sum(sum(mask) for _, mask in rows)
-        loss, _ = descend(model, optimizer, rows, openings, (torch.long, torch.bool), 4096,
-                          lambda ids, mask, *tree: -token_logprobs(model, ids, mask, tree=tree).sum() / count)
+        loss, _ = descend(model, optimizer, rows, (torch.long, torch.bool), 4096,
+                          lambda ids, mask, *tree: -token_logprobs(model, ids, mask, 1., *tree).sum() / count)
         schedule.step()
         bar.set_postfix(loss=loss, refresh=False)
 
@@ -218,25 +217,6 @@ def merge_sessions(sessions, advantages=None):
     return rows
 
 
-def share_openings(rows, openings, max_tokens):
-    """Join rows that begin with the same one of `openings` (tuples of ids) into trees that hold it once, then the rest of each.
-
-    A tree is a row with three more lists, `place`, `branch` and `start` of `token_logprobs`. It has at most max_tokens, and at
-    most four times its opening (attention costs length squared), unless a single row is longer. Without openings: the rows.
-    """
-    trees, growing = [], {}                             # opening -> the tree that takes the next row
-    for row in rows if openings else ():
-        opening = next(opening for opening in openings if tuple(row[0][:len(opening)]) == opening)
-        n, new = len(opening), len(row[0]) - len(opening)
-        if opening not in growing or len(growing[opening][0]) + new > min(4 * n, max_tokens):
-            growing[opening] = [*(list(part[:n]) for part in row), list(range(n)), [1] * n, [0] * n]
-            trees.append(growing[opening])
-        branch = growing[opening][-2][-1] + 1
-        for part, more in zip(growing[opening], [*(part[n:] for part in row), range(n, n + new), [branch] * new, [n] * new]):
-            part += more
-    return trees or rows
-
-
 # ---------------------------------------------------------------- the update
 
 def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip_high=.28, ref_logps=None, kl=0.):
@@ -256,14 +236,16 @@ def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip
     return -torch.where(mask, surrogate, 0.).sum() / max(denominator, 1), log_ratio.detach()
 
 
-def descend(model, optimizer, rows, openings, dtypes, max_tokens, loss):
+def descend(model, optimizer, rows, dtypes, max_tokens, loss):
     """One optimizer step on rows of lists, in micro-batches of at most `max_tokens` padded tokens. Returns (loss, gradient norm).
 
-    openings: what many rows begin with, see `share_openings`. dtypes: of a row's lists. loss: a function of the lists' (S, T)
-    tensors, and those of the tree if there are openings, -> a scalar; the micro-batches' losses add up. Gradients add up in
-    float32, whatever the model's precision. A loss or gradient that is not finite changes nothing and returns None, None.
+    rows: their second list is the mask. dtypes: of a row's lists. loss: a function of the lists' (S, T) tensors, and of `place` and
+    `until` where rows were joined into trees, -> a scalar; the micro-batches' losses add up. Gradients add up in float32,
+    whatever the model's precision. A loss or gradient that is not finite changes nothing and returns None, None.
     """
-    rows, dtypes = share_openings(rows, openings, max_tokens), [*dtypes, *[torch.long] * 3]
+    trees = share_prefixes(rows, [row[1].index(1) - 1 for row in rows], max_tokens) if keeps_keys(model) else rows     # nothing sampled is shared
+    if 2 * sum(len(tree[0]) for tree in trees) < sum(len(row[0]) for row in rows):      # else the mask costs more than it saves
+        rows, dtypes = trees, [*dtypes, torch.long, torch.long]
     masters, total = optimizer.param_groups[0]["params"], 0.
     optimizer.zero_grad()
     model.zero_grad()
@@ -290,23 +272,23 @@ def descend(model, optimizer, rows, openings, dtypes, max_tokens, loss):
     return total, norm
 
 
-def update(model, optimizer, trajectories, args, gain_weight, reference=None, openings=()):
+def update(model, optimizer, trajectories, args, gain_weight, reference=None):
     """One optimizer step on all sampled tokens of a step's trajectories. Returns its statistics."""
     advantages = iter(token_advantages(trajectories, gain_weight))
     rows = [row for t in trajectories for row in merge_sessions(t.sessions, [next(advantages) for _ in t.sessions])]
     denominator, ratios = sum(sum(row[1]) for row in rows), []
 
     def loss(ids, mask, old_logps, advantage, *tree):
-        logps = token_logprobs(model, ids, mask, args.temperature, tree)                    # (S, T)
+        logps = token_logprobs(model, ids, mask, args.temperature, *tree)                    # (S, T)
         with torch.no_grad():
-            ref_logps = token_logprobs(reference, ids, mask, args.temperature, tree) if reference else None     # (S, T)
+            ref_logps = token_logprobs(reference, ids, mask, args.temperature, *tree) if reference else None     # (S, T)
         value, log_ratio = grpo_loss(logps, old_logps, advantage, mask, denominator, ref_logps=ref_logps, kl=args.kl)
         ratios.append(log_ratio[mask])                                                      # (M,)
         return value
 
     def attempt(most):
         ratios.clear()
-        return descend(model, optimizer, rows, openings, (torch.long, torch.bool, torch.float, torch.float), most, loss)
+        return descend(model, optimizer, rows, (torch.long, torch.bool, torch.float, torch.float), most, loss)
 
     total, norm = within_memory(args, "batch_tokens", attempt)
     gap = torch.cat(ratios)                                                                 # (tokens of the step,)
@@ -336,7 +318,7 @@ def train(method, start, tokenizer, task, args, folder, tasks=()):
     usage, gain_weight = (on * weight for on, weight in zip(METHODS[method], (args.usage, args.gain_weight)))
     reference = start.requires_grad_(False) if args.kl else None
     model = copy.deepcopy(start).requires_grad_(True)
-    optimizer, openings = adamw(model, args.lr), shared_openings(model, tokenizer, task)
+    optimizer = adamw(model, args.lr)
     held_out, training = draw_questions(args, task, tasks, "held-out questions"), partial(draw_questions, args, task, tasks, "questions")
     first, skipped, stop = resume(folder, model, optimizer), 0, []
     signal.signal(signal.SIGINT, lambda *_: (stop.append(True), signal.signal(signal.SIGINT, signal.default_int_handler)))
@@ -352,7 +334,7 @@ def train(method, start, tokenizer, task, args, folder, tasks=()):
         if step < args.steps:
             trajectories, costs = collect(model, tokenizer, training(step), task, args, (args.seed, "rollout", step), usage)
             begin = time.perf_counter()
-            line |= update(model, optimizer, trajectories, args, gain_weight, reference, openings) | summarize(trajectories, args.group_size, tokenizer)
+            line |= update(model, optimizer, trajectories, args, gain_weight, reference) | summarize(trajectories, args.group_size, tokenizer)
             line |= costs | cost("update", begin)
             skipped = skipped + 1 if line["skipped"] else 0
             for note in notes(line, step == first):

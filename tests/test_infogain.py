@@ -79,13 +79,20 @@ def test_answer_logprob_is_a_mean_per_token(policy):
     assert two.item() == pytest.approx(policy(input_ids=torch.tensor([[1, 2, 3, 4, 3]])).logits.log_softmax(-1)[0, 4, 5].item(), abs=1e-5)
 
 
-def test_shared_prefixes_as_literal_rows():
-    """Contexts [1 2 3] and [1 2] share a row with two branches, [1 4] does not begin either: a row of its own."""
-    rows = share_prefixes({((1, 2), (8,)): 0, ((1, 2, 3), (8,)): 1, ((1, 4), (7, 8)): 2}, [9])
-    assert rows == [
-        {"ids": [1, 4, 9, 7, 8], "place": [0, 1, 2, 3, 4], "branch": [1, 1, 4, 4, 4], "start": [0, 0, 2, 2, 2], "pair": [-1, -1, -1, 2, 2]},
-        {"ids": [1, 2, 3, 9, 8, 9, 8], "place": [0, 1, 2, 3, 4, 2, 3], "branch": [1, 1, 1, 3, 3, 2, 2],
-         "start": [0, 0, 0, 3, 3, 2, 2], "pair": [-1, -1, -1, -1, 1, -1, 0]}]
+def test_shared_prefixes_as_a_literal_tree():
+    """Rows 1 2 3 and 1 2 5 share 1 2; 1 2 3 4 shares 1 2 3 with the first; 7 8 begins otherwise and is a tree of its own.
+    The tree is 1 2 3 4 5: token 5 (index 4) stands at place 2, after 1 2, and sees tokens with index <= 4 < until, so 1 and 2."""
+    rows = [[[1, 2, 5], "abx"], [[7, 8], "yz"], [[1, 2, 3], "abc"], [[1, 2, 3, 4], "abcd"]]
+    rows = [[ids, list(letters)] for ids, letters in rows]
+    assert share_prefixes(rows, [3, 2, 3, 3], 100) == [
+        [[1, 2, 3, 4, 5], list("abcdx"), [0, 1, 2, 3, 2], [5, 5, 4, 4, 5]], [[7, 8], list("yz"), [0, 1], [2, 2]]]
+
+
+def test_what_may_not_be_shared_is_not():
+    """The second row may share one token only, or the tree would have more than six tokens: two copies of 2 3."""
+    rows = [[[1, 2, 3]], [[1, 2, 3, 4]]]
+    assert share_prefixes(rows, [3, 1], 100) == [[[1, 2, 3, 2, 3, 4], [0, 1, 2, 1, 2, 3], [6, 3, 3, 6, 6, 6]]]
+    assert share_prefixes(rows, [3, 1], 5) == [[[1, 2, 3], [0, 1, 2], [3, 3, 3]], [[1, 2, 3, 4], [0, 1, 2, 3], [4, 4, 4, 4]]]
 
 
 def test_neither_padding_nor_sharing_changes_a_score(policy):
@@ -103,8 +110,8 @@ def test_neither_padding_nor_sharing_changes_a_score(policy):
 
 def test_each_distinct_pair_is_scored_once(policy, monkeypatch):
     scored, plain = [], infogain.token_logprobs
-    monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask, **rest: scored.append(int(mask.sum())) or
-                        plain(model, ids, mask, **rest))
+    monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask, *rest: scored.append(int(mask.sum())) or
+                        plain(model, ids, mask, *rest))
     scores = answer_logprob(policy, [[1, 2], [3], [1, 2], [1, 2]], [[4], [4], [4], [5]], [6])
     assert sum(scored) == 3 and scores[0] == scores[2]
 

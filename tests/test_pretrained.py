@@ -195,6 +195,26 @@ def test_masters_are_float32_and_checkpoints_hold_them(saved, tmp_path, dtype):
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))
 
 
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
+def test_a_shared_opening_is_trained_once_and_changes_no_gradient(loaded, monkeypatch, scenario):
+    """Against one row per context; a hybrid model has no trees."""
+    model, tokenizer = loaded
+    trajectories = attempts(model, tokenizer, scenario, count=8)
+    for i, t in enumerate(trajectories):
+        t.advantage = 1. + i
+    gradients, tokens, keyed = [], [], rollout.keeps_keys(model)
+    model.base_model.register_forward_pre_hook(lambda *call: tokens.append(call[2]["input_ids"].numel()), with_kwargs=True)
+    for trees in (keyed, False):
+        monkeypatch.setattr(train, "keeps_keys", lambda _: trees)
+        tokens.append(0)
+        optimizer = train.adamw(model, 0.)
+        train.update(model, optimizer, trajectories, settled("--batch-tokens", 4000), gain_weight=0.)
+        gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
+    once, plain = sum(tokens[:tokens.index(0, 1)]), sum(tokens[tokens.index(0, 1):])
+    assert torch.allclose(*gradients, atol=1e-5) and gradients[0].abs().max() > .01
+    assert 2 * once < plain if keyed else once == plain
+
+
 def test_gradient_checkpointing_changes_no_gradient(loaded):
     """And is off outside the update, where a cache is needed; with dropout in the configuration (faults 18)."""
     model, tokenizer = loaded
