@@ -12,7 +12,6 @@ scaled per kind within the group. Run `python infogain.py` for one scripted traj
 """
 import math
 import random
-from itertools import chain
 from os.path import commonprefix
 
 import torch
@@ -20,12 +19,10 @@ import torch
 from rollout import NAMES, Task, demonstrate, describe, encode, keeps_keys, make_question, read, tiny_tokenizer
 
 
-def pad(rows, dtype=torch.long, value=0):
-    """A list of lists -> (S, T) tensor, padded on the right, where no causal model can see it."""
-    lengths = torch.tensor([len(row) for row in rows])                      # (S,)
-    padded = torch.full((len(rows), int(lengths.max())), value, dtype=dtype)        # (S, T)
-    padded[torch.arange(padded.shape[1]) < lengths[:, None]] = torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
-    return padded
+def pad(rows, dtype=torch.long):
+    """A list of lists -> (S, T) tensor, padded with 0 on the right, where no causal model can see it."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=dtype)      # (S, T)
 
 
 def micro_batches(lengths, max_tokens):
@@ -57,7 +54,7 @@ def share_prefixes(rows, free, max_tokens):
             trees.append([[] for _ in (*rows[i], "place", "until")])
         tree, last = trees[-1], i
         path = path[:n] + list(range(len(tree[0]), len(tree[0]) + len(ids) - n))
-        for part, new in zip(tree, [*(part[n:] for part in rows[i]), range(n, len(ids)), ids[n:]]):
+        for part, new in zip(tree, [*(part[n:] for part in rows[i]), range(n, len(ids)), [0] * (len(ids) - n)]):
             part += new
         for position in path:
             tree[-1][position] = len(tree[0])
@@ -92,18 +89,17 @@ def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
     """
     if not all(answers) or not opening:
         raise ValueError("an answer without tokens, or without a tag before it, cannot be scored")
-    number = {}                                         # distinct (context, answer) -> its number
-    places = [number.setdefault((tuple(c), tuple(a)), len(number)) for c, a in zip(contexts, answers)]
-    rows = [[[*c, *opening, *a], [-1] * (len(c) + len(opening)) + [i] * len(a)] for (c, a), i in number.items()]
+    number = {}                                         # distinct (context, answer) -> its number, from 1
+    places = [number.setdefault((tuple(c), tuple(a)), len(number) + 1) for c, a in zip(contexts, answers)]
+    rows = [[[*c, *opening, *a], [0] * (len(c) + len(opening)) + [i] * len(a)] for (c, a), i in number.items()]
     if keeps_keys(model):                               # else a branch would see the others through the layers' running state
         rows = share_prefixes(rows, [len(context) for context, _ in number], max_tokens)
-    scores = torch.zeros(len(number), device=model.device)
-    length = torch.tensor([len(answer) for _, answer in number], device=model.device)
+    sums = torch.zeros(len(number) + 1, device=model.device)
     for batch in micro_batches([len(row[0]) for row in rows], max_tokens):
-        ids, pair, *tree = (pad([rows[i][k] for i in batch], value=-(k == 1)).to(model.device) for k in range(len(rows[0])))    # (S, T)
-        logps = token_logprobs(model, ids, pair >= 0, 1., *tree)                # (S, T)
-        scores.index_add_(0, pair[pair >= 0], logps[pair >= 0])
-    return (scores / length)[places].cpu()              # (N,)
+        ids, pair, *tree = (pad(lists).to(model.device) for lists in zip(*(rows[i] for i in batch)))        # (S, T)
+        logps = token_logprobs(model, ids, pair > 0, 1., *tree)                 # (S, T)
+        sums.index_add_(0, pair.flatten(), logps.flatten())
+    return sums[places].cpu() / torch.tensor([len(answer) for answer in answers])       # (N,)
 
 
 def score_sessions(trajectories, tokenizer, score):

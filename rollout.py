@@ -222,8 +222,9 @@ def show(tokenizer, context, text, texts=()):
     return [*ids, start, *encode(tokenizer, "user\n"), *encode(tokenizer, text), end, *newline, start, *header(tokenizer)]
 
 
+@lru_cache(maxsize=4096)
 def read_action(tokenizer, ids):
-    """The (tag, body) of a turn: free text and exactly one action tag at its end. Anything else is ("", "")."""
+    """The (tag, body) of a turn, a tuple of ids: free text and exactly one action tag at its end. Anything else is ("", "")."""
     match = ACTION.fullmatch(tokenizer.decode(ids[:-1])) if ids[-1] == control(tokenizer)[1] else None
     return ("", "") if match is None else (match[2] or "compact", " ".join((match[3] or "").split()))
 
@@ -248,7 +249,7 @@ def attempt(question, task, tokenizer):
         ids, logps = yield role, context
         log.append(("act", ids, logps))
         written = context + ids
-        tag, body = read_action(tokenizer, ids)
+        tag, body = read_action(tokenizer, tuple(ids))
         if tag == "answer" and role == "main":
             return log + [("stop", "answered", [])], body
         event, text = respond(question, task, role, tag, body,

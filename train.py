@@ -202,7 +202,8 @@ def token_advantages(trajectories, gain_weight):
 def merge_sessions(sessions, advantages=None):
     """Rows (ids, mask, logps, advantages) to train on: sessions that continue one context share one row.
 
-    The model then reads a fork's parent context once, not once per session; each sampled token is still trained once.
+    The model then reads a fork's parent context once, not once per session; each sampled token is still trained once, and
+    what comes after the last one is left out.
     """
     rows = []
     for session, advantage in zip(sessions, advantages or [session.logps for session in sessions]):
@@ -214,7 +215,7 @@ def merge_sessions(sessions, advantages=None):
                 break
         else:
             rows.append(new)
-    return rows
+    return [[part[:len(row[1]) - row[1][::-1].index(1)] for part in row] for row in rows]
 
 
 # ---------------------------------------------------------------- the update
@@ -243,9 +244,9 @@ def descend(model, optimizer, rows, dtypes, max_tokens, loss):
     `until` where rows were joined into trees, -> a scalar; the micro-batches' losses add up. Gradients add up in float32,
     whatever the model's precision. A loss or gradient that is not finite changes nothing and returns None, None.
     """
-    trees = share_prefixes(rows, [row[1].index(1) - 1 for row in rows], max_tokens) if keeps_keys(model) else rows     # nothing sampled is shared
-    if 2 * sum(len(tree[0]) for tree in trees) < sum(len(row[0]) for row in rows):      # else the mask costs more than it saves
-        rows, dtypes = trees, [*dtypes, torch.long, torch.long]
+    free = [row[1].index(1) - 1 for row in rows]        # nothing that was sampled is shared, nor what predicts it
+    if keeps_keys(model) and 2 * sum(free) > sum(len(row[0]) for row in rows):      # else the trees' mask costs more than they save
+        rows, dtypes = share_prefixes(rows, free, max_tokens), [*dtypes, torch.long, torch.long]
     masters, total = optimizer.param_groups[0]["params"], 0.
     optimizer.zero_grad()
     model.zero_grad()

@@ -16,7 +16,7 @@ def summarize(trajectories, group_size, tokenizer):
     sessions = [session for t in trajectories for session in t.sessions]
     wins = [t for t in trajectories if t.reward > .5]
     tokens = sum(sum(s.mask) for s in sessions)
-    asked = sum(s.stop == "compact" and read_action(tokenizer, s.ids[s.closing:])[0] == "compact" for s in sessions)
+    asked = sum(s.stop == "compact" and read_action(tokenizer, tuple(s.ids[s.closing:]))[0] == "compact" for s in sessions)
     groups = [trajectories[i:i + group_size] for i in range(0, len(trajectories), group_size)]
     return {"reward": mean(t.reward for t in trajectories), "success": len(wins) / len(trajectories),
             "sessions": len(sessions) / len(trajectories), "sessions_per_success": mean(len(t.sessions) for t in wins),
@@ -32,7 +32,7 @@ def summarize(trajectories, group_size, tokenizer):
 
 def valid_actions(trajectories, tokenizer):
     """Share of the model's turns that end in exactly one action tag."""
-    return mean(read_action(tokenizer, s.ids[begin:end])[0] != "" for t in trajectories for s in t.sessions for begin, end in spans(s.mask))
+    return mean(read_action(tokenizer, tuple(s.ids[begin:end]))[0] != "" for t in trajectories for s in t.sessions for begin, end in spans(s.mask))
 
 
 def gains_by_case(trajectories, tokenizer):

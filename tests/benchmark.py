@@ -1,6 +1,6 @@
 """How close to the machine's limit is a step? Not collected by pytest; takes about four minutes on two cores.
 
-    python tests/benchmark.py [--model FOLDER] [--device cuda]
+    python tests/benchmark.py [--model FOLDER] [--device cuda] [--sharing]
 
 For each scenario, one step of 32 questions x 8 attempts: seconds, share and tokens per second of each phase, its floating-
 point rate over the machine's own (a matrix product that fills it, measured in the same run), padding waste, and ratios
@@ -80,10 +80,9 @@ def step(model, tokenizer, questions, task, args, optimizer):
     return trajectories, run, score, lambda: train.update(model, optimizer, trajectories, args, .3)
 
 
-def scenario_table(scenario, model, tokenizer, task, args, peak):
+def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     rng = random.Random(0)
     questions = [rollout.make_question(rng, task.says["question"]) for _ in range(32)]
-    optimizer = torch.optim.SGD([p.detach() for p in model.parameters()], lr=0.)      # the policy stays as it is, so that repeats are equal
     turns, plain_attempt = {}, rollout.attempt                  # turn -> the contexts that the attempts were in
 
     def recorded(*attempt):
@@ -113,17 +112,16 @@ def scenario_table(scenario, model, tokenizer, task, args, peak):
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
     padding, plain_pad = [], rollout.pad_sequence       # of the contexts that are read together; single tokens need none
     rollout.pad_sequence = lambda rows, **rest: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows, **rest)
+    trees, plain_share = [], infogain.share_prefixes
+    infogain.share_prefixes = lambda *rest: trees.extend(plain_share(*rest)) or trees
     for phase[0], function in (("rollout", run), ("scoring", score), ("update", update)):
         function()
     hook.remove()
-    rollout.pad_sequence = plain_pad
+    rollout.pad_sequence, infogain.share_prefixes = plain_pad, plain_share
     sessions = [s for t in trajectories for s in t.sessions]
     sampled = sum(sum(s.mask) for s in sessions)
     rows = [row for t in trajectories for row in plain_merge(t.sessions)]
-    opening = rollout.encode(tokenizer, "<answer>")
-    states = {(tuple(state), rollout.encode(tokenizer, t.question.answer)): 0 for t in trajectories for s in t.sessions for state in (s.before, s.after)}
-    needed = {"rollout": counts["rollout"] - sum(padding), "scoring": sum(len(row["ids"]) for row in infogain.share_prefixes(states, opening)),
-              "update": sum(len(row[0]) for row in rows)}
+    needed = {"rollout": counts["rollout"] - sum(padding), "scoring": sum(len(tree[0]) for tree in trees), "update": sum(len(row[0]) for row in rows)}
     weights = sum(p.numel() for p in model.parameters())        # the head is tied to the embedding and counts once
     print(f"\n### {scenario}: {len(trajectories)} attempts, {len(sessions)} sessions, {len(rows)} rows, {sampled} sampled tokens\n")
     print("| phase | seconds | share | tokens per second | of the machine's rate | padding |\n|---|---|---|---|---|---|")
@@ -131,7 +129,6 @@ def scenario_table(scenario, model, tokenizer, task, args, peak):
         print(f"| {name} | {s:.3f} | {s / sum(seconds[:3]):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {1 - needed[name] / counts[name]:.0%} |")
     print(f"\nrollout over (a) one `generate` per turn: {seconds[3] / seconds[0]:.1f}x;  "
           f"update over (b) one session per forward: {seconds[4] / seconds[2]:.1f}x")
-    return optimizer
 
 
 def scaling(model, tokenizer, task, args, optimizer):
@@ -162,10 +159,28 @@ def session_scaling(model, tokenizer, task, args, optimizer):
     rollout.EARLY, rollout.GUESS = usual
 
 
+def sharing(model, tokenizer, task, args, optimizer):
+    """Eight demonstrations scored and trained as trees and as one row per context, once each, since a large model takes long."""
+    rng, plain, seconds = random.Random(3), train.keeps_keys, {}
+    trajectories = [rollout.demonstrate(rollout.make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(8)]
+    for trajectory in trajectories:
+        trajectory.advantage = 1.
+    for trees in (True, False):
+        train.keeps_keys = infogain.keeps_keys = plain if trees else lambda model: False
+        score = partial(infogain.answer_logprob, model, max_tokens=args.batch_tokens)
+        seconds[trees] = [timed(lambda: infogain.score_sessions(trajectories, tokenizer, score))[0],
+                          timed(lambda: train.update(model, optimizer, trajectories, args, .3))[0]]
+    train.keeps_keys = infogain.keeps_keys = plain
+    (score, update), (plain_score, plain_update) = seconds.values()
+    print(f"{task.scenario}: scoring as trees {score:.2f} s, {plain_score / score:.1f}x as fast as one row per context; "
+          f"update {update:.2f} s, {plain_update / update:.1f}x")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--sharing", action="store_true", help="only: what joining rows that begin alike saves, on eight attempts")
     flags = parser.parse_args()
     peak = machine_rate(flags.device)
     print(f"machine: {peak / 1e9:,.0f} GFLOP/s in a float32 matrix product, {torch.get_num_threads()} threads")
@@ -174,7 +189,11 @@ def main():
         tokenizer = train.load_tokenizer(args)
         task = train.settle(args, tokenizer)
         model = train.load_model(args, task, tokenizer)
-        optimizer = scenario_table(scenario, model, tokenizer, task, args, peak)
+        optimizer = torch.optim.SGD([p.detach() for p in model.parameters()], lr=0.)    # the policy stays as it is, so that repeats are equal
+        if flags.sharing:
+            sharing(model, tokenizer, task, args, optimizer)
+            continue
+        scenario_table(scenario, model, tokenizer, task, args, peak, optimizer)
         scaling(model, tokenizer, task, args, optimizer)
         session_scaling(model, tokenizer, task, args, optimizer)
 

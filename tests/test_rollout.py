@@ -119,13 +119,13 @@ def test_control_tokens_in_text_stay_text(tokenizer):
     ("<search><answer>anna</answer></search>", ("", "")), ("</search><search>paris</search>", ("", "")),
 ])
 def test_read_action(tokenizer, text, expected):
-    assert read_action(tokenizer, written(tokenizer, text)) == expected
+    assert read_action(tokenizer, tuple(written(tokenizer, text))) == expected
 
 
 def test_a_cut_off_turn_is_no_action(tokenizer):
     """faults 5: its message is closed by the harness, with mask 0."""
     ids = list(encode(tokenizer, "<search>paris</search>"))
-    assert read_action(tokenizer, ids) == ("", "")
+    assert read_action(tokenizer, tuple(ids)) == ("", "")
     start, end = rollout.control(tokenizer)
     assert show(tokenizer, [start, *ids], "x")[:2] == [end, start]
     assert show(tokenizer, [start, *ids, end], "x")[0] == start

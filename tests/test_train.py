@@ -138,10 +138,11 @@ def test_both_weights_zero_is_broadcast(policy, tokenizer, scenario):
 # ---------------------------------------------------------------- rows and the update
 
 def test_merge_sessions_of_a_fork():
-    """Parent [1 50] fork, subagent [8 70], parent again [1 50 9 51]: two rows, each sampled token in exactly one place."""
+    """Parent [1 50] fork, subagent [8 70], parent again [1 50 9 51] and what it was shown last, 6: two rows, each sampled token in
+    exactly one place, and without the 6, which predicts nothing that is trained."""
     sessions = [Session("ordinary", [1, 50], [0, 1], [0., -.1], [], []), Session("subagent", [8, 70], [0, 1], [0., -.2], [], []),
-                Session("ordinary", [1, 50, 9, 51], [0, 0, 0, 1], [0., 0., 0., -.3], [], [])]
-    rows = train.merge_sessions(sessions, [[0., 1.], [0., 2.], [0., 0., 0., 3.]])
+                Session("ordinary", [1, 50, 9, 51, 6], [0, 0, 0, 1, 0], [0., 0., 0., -.3, 0.], [], [])]
+    rows = train.merge_sessions(sessions, [[0., 1.], [0., 2.], [0., 0., 0., 3., 0.]])
     assert rows == [[[1, 50, 9, 51], [0, 1, 0, 1], [0., -.1, 0., -.3], [0., 1., 0., 3.]], [[8, 70], [0, 1], [0., -.2], [0., 2.]]]
 
 
