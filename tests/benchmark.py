@@ -1,6 +1,6 @@
 """How close to the machine's limit is a step? Not collected by pytest; takes about four minutes on two cores.
 
-    python tests/benchmark.py [--model FOLDER] [--device cuda] [--sharing]
+    python tests/benchmark.py [--model FOLDER] [--device cuda] [--brief]
 
 For each scenario, one step of 32 questions x 8 attempts: seconds, share and tokens per second of each phase, its floating-
 point rate over the machine's own (a matrix product that fills it, measured in the same run), padding waste, and ratios
@@ -61,6 +61,26 @@ def generate_turn(model, tokenizer, contexts, task):
     return logits.gather(2, out.sequences[:, width:, None])[..., 0].tolist()
 
 
+def contexts_by_turn(run):
+    """turn -> the contexts that the attempts of a rollout are in."""
+    turns, plain = {}, rollout.attempt
+
+    def recorded(*attempt):
+        run, sent, turn = plain(*attempt), None, 0
+        while True:
+            try:
+                role, context = run.send(sent)
+            except StopIteration as finished:
+                return finished.value
+            turns.setdefault(turn, []).append(context)
+            sent, turn = (yield role, context), turn + 1
+
+    rollout.attempt = recorded
+    run()
+    rollout.attempt = plain
+    return turns
+
+
 def computed(counts, name):
     """A wrapper of a model's base_model.forward that counts padded tokens computed, by phase."""
     def hook(module, args, kwargs):
@@ -83,21 +103,8 @@ def step(model, tokenizer, questions, task, args, optimizer):
 def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     rng = random.Random(0)
     questions = [rollout.make_question(rng, task.says["question"]) for _ in range(32)]
-    turns, plain_attempt = {}, rollout.attempt                  # turn -> the contexts that the attempts were in
-
-    def recorded(*attempt):
-        run, sent, turn = plain_attempt(*attempt), None, 0
-        while True:
-            try:
-                role, context = run.send(sent)
-            except StopIteration as finished:
-                return finished.value
-            turns.setdefault(turn, []).append(context)
-            sent, turn = (yield role, context), turn + 1
-
-    rollout.attempt = recorded
     trajectories, run, score, update = step(model, tokenizer, questions, task, args, optimizer)
-    rollout.attempt = plain_attempt
+    turns = contexts_by_turn(run)
     alone = argparse.Namespace(**{**vars(args), "batch_tokens": 1})
     plain_merge = train.merge_sessions
 
@@ -159,28 +166,31 @@ def session_scaling(model, tokenizer, task, args, optimizer):
     rollout.EARLY, rollout.GUESS = usual
 
 
-def sharing(model, tokenizer, task, args, optimizer):
-    """Eight demonstrations scored and trained as trees and as one row per context, once each, since a large model takes long."""
+def brief(model, tokenizer, task, args, optimizer):
+    """Eight attempts, everything once: rollouts over one `generate` per turn; trees over one row per context."""
     rng, plain, seconds = random.Random(3), train.keeps_keys, {}
-    trajectories = [rollout.demonstrate(rollout.make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(8)]
+    attempts = [question for question in (rollout.make_question(rng, task.says["question"]) for _ in range(2)) for _ in range(4)]
+    run = lambda: rollout.rollout(model, tokenizer, attempts, task, train.uniforms(8, task, "benchmark"), args.temperature)
+    turns, (rollout_seconds, trajectories) = contexts_by_turn(run), timed(run)
+    generate_seconds, _ = timed(lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()])
     for trajectory in trajectories:
         trajectory.advantage = 1.
+    score = partial(infogain.answer_logprob, model, max_tokens=args.batch_tokens)
     for trees in (True, False):
         train.keeps_keys = infogain.keeps_keys = plain if trees else lambda model: False
-        score = partial(infogain.answer_logprob, model, max_tokens=args.batch_tokens)
         seconds[trees] = [timed(lambda: infogain.score_sessions(trajectories, tokenizer, score))[0],
                           timed(lambda: train.update(model, optimizer, trajectories, args, .3))[0]]
     train.keeps_keys = infogain.keeps_keys = plain
-    (score, update), (plain_score, plain_update) = seconds.values()
-    print(f"{task.scenario}: scoring as trees {score:.2f} s, {plain_score / score:.1f}x as fast as one row per context; "
-          f"update {update:.2f} s, {plain_update / update:.1f}x")
+    print(f"{task.scenario}: rollout {rollout_seconds:.1f} s, {generate_seconds / rollout_seconds:.1f}x as fast as one `generate` per turn; " +
+          "; ".join(f"{name} {once:.1f} s, as trees {rows / once:.1f}x as fast as one row per context"
+                    for name, once, rows in zip(("scoring", "update"), *seconds.values())))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--sharing", action="store_true", help="only: what joining rows that begin alike saves, on eight attempts")
+    parser.add_argument("--brief", action="store_true", help="everything once, on eight attempts: for a large model on a small machine")
     flags = parser.parse_args()
     peak = machine_rate(flags.device)
     print(f"machine: {peak / 1e9:,.0f} GFLOP/s in a float32 matrix product, {torch.get_num_threads()} threads")
@@ -190,8 +200,8 @@ def main():
         task = train.settle(args, tokenizer)
         model = train.load_model(args, task, tokenizer)
         optimizer = torch.optim.SGD([p.detach() for p in model.parameters()], lr=0.)    # the policy stays as it is, so that repeats are equal
-        if flags.sharing:
-            sharing(model, tokenizer, task, args, optimizer)
+        if flags.brief:
+            brief(model, tokenizer, task, args, optimizer)
             continue
         scenario_table(scenario, model, tokenizer, task, args, peak, optimizer)
         scaling(model, tokenizer, task, args, optimizer)
