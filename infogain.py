@@ -35,16 +35,15 @@ def micro_batches(lengths, max_tokens):
     return [batch for batch in batches if batch]
 
 
-def share_prefixes(rows, free, max_tokens):
+def share_prefixes(rows, free, most):
     """Join rows that begin alike into trees, in which what they have in common stands once, to be computed once.
 
     rows: each a list of equally long lists, the first of which holds its ids. free: how many of a row's first tokens it may share.
     Returns trees: rows with two more lists, `place`, the position that a token has in its row, and `until`, where in the tree the
     tokens end that come after it in some row. As rows are joined in the order of their ids, these stand together: token i sees
-    token j where j <= i < until[j]. A row joins where a quarter of it is there already, and the tree remains below max_tokens and
-    four times the longest row, since attention costs its length squared.
+    token j where j <= i < until[j]. A row joins where a quarter of it is there already and the tree has `most` tokens at most,
+    since attention costs their number squared.
     """
-    most = min(max_tokens, 4 * max(len(row[0]) for row in rows))
     trees, last = [], None
     for i in sorted(range(len(rows)), key=lambda i: rows[i][0]):
         ids = rows[i][0]
@@ -93,7 +92,8 @@ def answer_logprob(model, contexts, answers, opening, max_tokens=2048):
     places = [number.setdefault((tuple(c), tuple(a)), len(number) + 1) for c, a in zip(contexts, answers)]
     rows = [[[*c, *opening, *a], [0] * (len(c) + len(opening)) + [i] * len(a)] for (c, a), i in number.items()]
     if keeps_keys(model):                               # else a branch would see the others through the layers' running state
-        rows = share_prefixes(rows, [len(context) for context, _ in number], max_tokens)
+        most = min(max_tokens, 2 * max(len(ids) for ids, _ in rows))
+        rows = share_prefixes(rows, [len(context) for context, _ in number], most)
     sums = torch.zeros(len(number) + 1, device=model.device)
     for batch in micro_batches([len(row[0]) for row in rows], max_tokens):
         ids, pair, *tree = (pad(lists).to(model.device) for lists in zip(*(rows[i] for i in batch)))        # (S, T)

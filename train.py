@@ -246,7 +246,8 @@ def descend(model, optimizer, rows, dtypes, max_tokens, loss):
     """
     free = [row[1].index(1) - 1 for row in rows]        # nothing that was sampled is shared, nor what predicts it
     if keeps_keys(model) and 2 * sum(free) > sum(len(row[0]) for row in rows):      # else the trees' mask costs more than they save
-        rows, dtypes = share_prefixes(rows, free, max_tokens), [*dtypes, torch.long, torch.long]
+        most = min(max_tokens, 4 * max(len(row[0]) for row in rows))
+        rows, dtypes = share_prefixes(rows, free, most), [*dtypes, torch.long, torch.long]
     masters, total = optimizer.param_groups[0]["params"], 0.
     optimizer.zero_grad()
     model.zero_grad()
