@@ -197,10 +197,9 @@ def test_masters_are_float32_and_checkpoints_hold_them(saved, tmp_path, dtype):
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
 def test_a_shared_opening_is_trained_once_and_changes_no_gradient(loaded, monkeypatch, scenario):
-    """Against one row per context; a hybrid model has no trees."""
+    """Against one row per context; each attempt twice, so that equal samples must both count. A hybrid model has no trees."""
     model, tokenizer = loaded
-    rng = random.Random(0)
-    trajectories = [rollout.demonstrate(question, task_for(scenario), tokenizer, rng) for question in questions(8)]
+    trajectories = [rollout.demonstrate(question, task_for(scenario), tokenizer, random.Random(0)) for question in questions(4) for _ in range(2)]
     for i, t in enumerate(trajectories):
         t.advantage = 1. + i
     gradients, tokens, keyed = [], [], rollout.keeps_keys(model)
