@@ -35,7 +35,7 @@ from figures.report import gains_by_case, mean, summarize, valid_actions, write_
 from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, share_prefixes, token_logprobs
 from mosaic import METHODS, session_advantage, trajectory_advantage
 from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, read_tasks, rollout, show,
-                      space, tiny_tokenizer)
+                     space, tiny_tokenizer)
 
 DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},
             "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 4096}}
@@ -281,7 +281,7 @@ def update(model, optimizer, trajectories, args, gain_weight, reference=None):
     denominator, ratios = sum(sum(row[1]) for row in rows), []
 
     def loss(ids, mask, old_logps, advantage, *tree):
-        logps = token_logprobs(model, ids, mask, args.temperature, *tree)                    # (S, T)
+        logps = token_logprobs(model, ids, mask, args.temperature, *tree)                   # (S, T)
         with torch.no_grad():
             ref_logps = token_logprobs(reference, ids, mask, args.temperature, *tree) if reference else None     # (S, T)
         value, log_ratio = grpo_loss(logps, old_logps, advantage, mask, denominator, ref_logps=ref_logps, kl=args.kl)
