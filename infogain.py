@@ -16,13 +16,7 @@ from os.path import commonprefix
 
 import torch
 
-from rollout import NAMES, Task, demonstrate, describe, encode, keeps_keys, make_question, read, tiny_tokenizer
-
-
-def pad(rows, dtype=torch.long):
-    """A list of lists -> (S, T) tensor, padded with 0 on the right, where no causal model can see it."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=dtype)      # (S, T)
+from rollout import NAMES, Task, demonstrate, describe, encode, keeps_keys, make_question, pad, read, tiny_tokenizer
 
 
 def micro_batches(lengths, max_tokens):

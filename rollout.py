@@ -24,7 +24,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
 WINDOWS = {"compaction": 74, "subagent": 60}         # the scenarios, and a window that is too small for all pages,
@@ -343,6 +342,12 @@ def segment(log):
 
 # ---------------------------------------------------------------- batched sampling
 
+def pad(rows, dtype=torch.long):
+    """A list of lists -> (S, T) tensor, padded with 0 on the right, where no causal model can see it."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=dtype)      # (S, T)
+
+
 class SlotCache:
     """Keys and values of many contexts, each in a slot of its own, so that no token of a context is computed twice.
 
@@ -354,14 +359,19 @@ class SlotCache:
         self.window, self.layers = window, {}
         self.held = [[] for _ in range(slots)]          # the ids whose keys each slot holds
 
-    def forward(self, model, slots, ids, start):
-        """Hidden states of new tokens ids (B, N), right-padded, at positions start (B,) onward of slots (B,) -> (B, N, H)."""
-        positions = start[:, None] + torch.arange(ids.shape[1], device=ids.device)      # (B, N)
-        self.slots, self.positions = slots, positions.clamp(max=self.window)    # the last place is for padding only
-        self.reach = min(int(positions.max()) + 1, self.window)
-        visible = torch.arange(self.reach, device=ids.device) <= positions[:, :, None]  # (B, N, reach)
-        return model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
-                                cache=self, use_cache=True).last_hidden_state           # (B, N, H)
+    def read(self, model, slots, contexts):
+        """Hidden state of the last token of each context (B, H). Computed is only what its slot does not hold yet."""
+        start = [min(shared(self.held[slot], context), len(context) - 1) for slot, context in zip(slots, contexts)]
+        ids = pad([context[n:] for context, n in zip(contexts, start)]).to(model.device)                # (B, N)
+        self.slots, start, last = torch.tensor([[*slots], start, [len(c) - 1 for c in contexts]], device=model.device)      # (B,) each
+        positions = start[:, None] + torch.arange(ids.shape[1], device=model.device)                    # (B, N)
+        self.positions, self.reach = positions.clamp(max=self.window), max(map(len, contexts))  # the last place is for padding only
+        visible = torch.arange(self.reach, device=model.device) <= positions[:, :, None]                # (B, N, reach)
+        hidden = model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
+                                  cache=self, use_cache=True).last_hidden_state                         # (B, N, H)
+        for slot, context in zip(slots, contexts):
+            self.held[slot] = context
+        return hidden[torch.arange(len(ids), device=model.device), last - start]                        # (B, H)
 
     def update(self, keys, values, layer, **_):
         """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all so far."""
@@ -373,25 +383,15 @@ class SlotCache:
         return [store[:, :self.reach].index_select(0, self.slots).transpose(1, 2)       # (B, heads, reach, D)
                 for store in self.layers[layer]]
 
-    def read(self, model, slots, contexts):
-        """Hidden state of the last token of each context (B, H). Computed is what its slot does not hold, and equal contexts,
-        as those of a group are at first, only once."""
+    def share(self, model, slots, contexts):
+        """Let each slot hold its context. Equal ones, as those of a group are at first, are computed once and copied."""
         owner = {}                                          # distinct contexts -> the slot that computes it
         source = [owner.setdefault(tuple(context), slot) for slot, context in zip(slots, contexts)]
-        start = [len(commonprefix([self.held[slot], list(context[:-1])])) for context, slot in owner.items()]
-        new = [torch.tensor(context[begin:]) for context, begin in zip(owner, start)]
-        own, start, last = torch.tensor([[*owner.values()], start, [len(row) - 1 for row in new]], device=model.device)     # (D,) each
-        hidden = self.forward(model, own, pad_sequence(new, batch_first=True).to(model.device), start)      # (D, N, H)
-        copies = torch.tensor([(a, b) for a, b in zip(source, slots) if a != b], device=model.device).view(-1, 2)   # (copies, 2)
-        for store in chain.from_iterable(self.layers.values()) if len(copies) else ():
-            store[copies[:, 1]] = store[copies[:, 0]]       # (copies, window + 1, heads, D)
+        self.read(model, owner.values(), [list(context) for context in owner])
+        for store in chain.from_iterable(self.layers.values()):
+            store[slots, :self.reach] = store[source, :self.reach]                      # (B, reach, heads, D)
         for slot, context in zip(slots, contexts):
             self.held[slot] = context
-        row = {slot: i for i, slot in enumerate(owner.values())}
-        return hidden[torch.arange(len(own), device=model.device), last][[row[slot] for slot in source]]         # (B, H)
-
-    def wrote(self, slot, ids):
-        self.held[slot] = self.held[slot] + ids
 
 
 class TurnCache:
@@ -399,24 +399,26 @@ class TurnCache:
     slots or cut back to a prefix: every turn reads its whole contexts anew, padded on the left, and all its rows go on until
     the last one has ended."""
 
+    def __init__(self):
+        self.held = {}                                      # slot -> its context, in the order of the rows
+
     def read(self, model, slots, contexts):
-        self.row, self.cache = {slot: i for i, slot in enumerate(slots)}, DynamicCache(config=model.config)
-        self.mask = pad_sequence([torch.ones(len(c), dtype=torch.long) for c in contexts], True, padding_side="left")       # (B, N)
-        ids = pad_sequence([torch.tensor(c) for c in contexts], True, padding_side="left")                                  # (B, N)
-        return self.step(model, ids)
+        turn = any(self.held.get(slot) != context[:-1] for slot, context in zip(slots, contexts))
+        if turn:
+            self.held, self.cache, self.mask = {}, DynamicCache(config=model.config), torch.ones(len(contexts), 0, dtype=torch.long)
+        self.held.update(zip(slots, contexts))
+        new = [context if turn else context[-1:] for context in self.held.values()]     # a row that has ended repeats its last token
+        ids, mask = (pad([row[::-1] for row in rows]).flip(1) for rows in (new, [[1] * len(row) for row in new]))       # (B, N)
+        self.mask = torch.cat([self.mask, mask], 1)                                     # (B, all so far)
+        positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]           # (B, N)
+        hidden = model.base_model(input_ids=ids.to(model.device), attention_mask=self.mask.to(model.device), use_cache=True,
+                                  position_ids=positions.to(model.device), cache=self.cache).last_hidden_state[:, -1]   # (B, H)
+        return hidden[[[*self.held].index(slot) for slot in slots]]
 
-    def forward(self, model, slots, ids, start):
-        rows = [self.row[slot] for slot in slots.tolist()]
-        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)                     # (B, N + 1)
-        return self.step(model, torch.zeros_like(self.mask[:, :1]).index_copy(0, torch.tensor(rows), ids.cpu()))[rows, None]    # (W, 1, H)
 
-    def wrote(self, slot, ids):
-        pass
-
-    def step(self, model, ids):
-        positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]               # (B, N)
-        return model.base_model(input_ids=ids.to(model.device), attention_mask=self.mask.to(model.device), use_cache=True,
-                                position_ids=positions.to(model.device), cache=self.cache).last_hidden_state[:, -1]   # (B, H)
+def shared(a, b):
+    """How many tokens two contexts begin alike with."""
+    return len(a) if b[:len(a)] == a else len(commonprefix([a, b]))         # the latter alone takes a Python loop
 
 
 def keeps_keys(model):
@@ -447,42 +449,30 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     depend on the other attempts. An attempt that has finished its action waits with its next context until half of
     the batch does, so that contexts are read together, and tokens written together.
     """
-    device, stop = model.device, control(tokenizer)[1]
-    B, attempts = len(questions), [attempt(question, task, tokenizer) for question in questions]
-    waiting, done = {i: next(run) for i, run in enumerate(attempts)}, {}
-    keyed, slots = keeps_keys(model), 2 * B if task.scenario == "subagent" else B       # attempt i: slot i; its subagents: B + i
+    B, stop, keyed = len(questions), control(tokenizer)[1], keeps_keys(model)
+    attempts = [attempt(question, task, tokenizer) for question in questions]
+    now = {i: (*next(run), [], []) for i, run in enumerate(attempts)}       # role, context, ids and logps of the action so far
+    turn, done, slots = [0] * B, {}, 2 * B if task.scenario == "subagent" else B        # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
-    for first in range(0, slots, B) if keyed and task.plain else ():                    # what all contexts open with is read once
-        cache.read(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
-    uniforms = uniforms.to(device)
-    ids = torch.zeros(B, task.limit, dtype=torch.long, device=device)                   # (B, limit), the actions in progress
-    logps = torch.zeros(B, task.limit, device=device)                                   # (B, limit)
-    slot, turn, size, length = torch.zeros(4, B, dtype=torch.long, device=device)       # (B,) each
-    writing, hidden = torch.tensor([], dtype=torch.long, device=device), None           # (W,) attempts that write, (W, H)
-    while waiting or len(writing):
-        if len(waiting) >= len(writing) if keyed else not len(writing):
-            slots = [i + B * (role == "subagent") for i, (role, _) in waiting.items()]
-            contexts, new = [context for _, context in waiting.values()], torch.tensor(list(waiting), device=device)
-            fresh = cache.read(model, slots, contexts)                                  # (waiting, H)
-            hidden = torch.cat([hidden, fresh]) if len(writing) else fresh              # (W, H)
-            slot[new], length[new] = torch.tensor([slots, [len(c) for c in contexts]], device=device)
-            writing, waiting = torch.cat([writing, new]), {}                            # (W,)
-        token, logp = draw(model.get_output_embeddings()(hidden), uniforms[writing, turn[writing], size[writing]], temperature)
-        ids[writing, size[writing]], logps[writing, size[writing]] = token, logp
-        size[writing] += 1
-        over = (token == stop) | (size[writing] == task.limit)                          # (W,)
-        ended = writing[over]
-        for i, place, row, probs, n in zip(*(x.tolist() for x in (ended, slot[ended], ids[ended], logps[ended], size[ended]))):
-            cache.wrote(place, row[:n - 1])                                             # the last token was never fed
-            try:
-                waiting[i] = attempts[i].send((row[:n], probs[:n]))
-            except StopIteration as finished:
-                done[i] = finished.value
-        turn[ended], size[ended] = turn[ended] + 1, 0
-        writing, token = writing[~over], token[~over]                                   # (W,)
-        if len(writing):
-            position = length[writing] + size[writing] - 1
-            hidden = cache.forward(model, slot[writing], token[:, None], position)[:, 0]    # (W, H)
+    if keyed:                                               # what contexts begin with is read once
+        for first in range(0, slots, B) if task.plain else ():
+            cache.share(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
+        cache.share(model, range(B), [context for _, context, _, _ in now.values()])
+    while now:
+        reading, writing = ([i for i in now if bool(now[i][2]) == begun] for begun in (False, True))
+        rows = reading if not writing or keyed and len(reading) >= len(writing) else writing
+        hidden = cache.read(model, [i + B * (now[i][0] == "subagent") for i in rows], [now[i][1] + now[i][2] for i in rows])        # (W, H)
+        numbers = uniforms[rows, [turn[i] for i in rows], [len(now[i][2]) for i in rows]].to(hidden.device)         # (W,)
+        tokens, logps = draw(model.get_output_embeddings()(hidden), numbers, temperature)
+        for i, token, logp in zip(rows, tokens.tolist(), logps.tolist()):
+            now[i][2].append(token)
+            now[i][3].append(logp)
+            if token == stop or len(now[i][2]) == task.limit:
+                try:
+                    now[i], turn[i] = (*attempts[i].send(now[i][2:]), [], []), turn[i] + 1
+                except StopIteration as finished:
+                    done[i] = finished.value
+                    del now[i]
     return [finish(question, *done[i]) for i, question in enumerate(questions)]
 
 

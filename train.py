@@ -32,9 +32,9 @@ from transformers.utils.logging import tqdm
 import rollout as rollout_module
 from figures.plot import plot_curves, table
 from figures.report import gains_by_case, mean, summarize, valid_actions, write_trajectories
-from infogain import answer_logprob, micro_batches, normalize_by_kind, pad, score_sessions, share_prefixes, token_logprobs
+from infogain import answer_logprob, micro_batches, normalize_by_kind, score_sessions, share_prefixes, token_logprobs
 from mosaic import METHODS, session_advantage, trajectory_advantage
-from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, read_tasks, rollout, show,
+from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, pad, read_tasks, rollout, show,
                      space, tiny_tokenizer)
 
 DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},

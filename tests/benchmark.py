@@ -117,14 +117,14 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     seconds = medians(run, score, update, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], one_by_one)
     counts, phase = {}, [""]
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
-    padding, plain_pad = [], rollout.pad_sequence       # of the contexts that are read together; single tokens need none
-    rollout.pad_sequence = lambda rows, **rest: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows, **rest)
+    padding, plain_pad = [], rollout.pad                # of what is read together
+    rollout.pad = lambda rows: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows)
     trees, plain_share = [], infogain.share_prefixes
     infogain.share_prefixes = lambda *rest: trees.extend(plain_share(*rest)) or trees
     for phase[0], function in (("rollout", run), ("scoring", score), ("update", update)):
         function()
     hook.remove()
-    rollout.pad_sequence, infogain.share_prefixes = plain_pad, plain_share
+    rollout.pad, infogain.share_prefixes = plain_pad, plain_share
     sessions = [s for t in trajectories for s in t.sessions]
     sampled = sum(sum(s.mask) for s in sessions)
     rows = [row for t in trajectories for row in plain_merge(t.sessions)]
