@@ -1,10 +1,15 @@
-"""What several test files need: the source files on the path, a small random policy, scripted attempts."""
+"""What several test files need: the source files on the path, the command line, a small random policy, scripted attempts."""
+import contextlib
+import io
 import os
 import random
+import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"     # here and in the runs that tests start: tiny work, and a busy machine slows it less
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -36,6 +41,19 @@ def settled(*flags):
     args = train.parse_args([str(flag) for flag in flags])
     train.settle(args, rollout.tiny_tokenizer())
     return args
+
+
+def command(*args):
+    """What `python train.py ARGS` does, in this process, which has imported all that takes seconds to import."""
+    out, err, argv, sys.argv = io.StringIO(), io.StringIO(), sys.argv, ["train.py", *map(str, args)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = runpy.run_path(str(ROOT / "train.py"), run_name="__main__") and 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else print(stop.code, file=err) or 1
+    finally:
+        sys.argv = argv
+    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session")

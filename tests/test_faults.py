@@ -13,7 +13,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, settled, written
+from conftest import ROOT, command, settled, written
 
 import rollout
 import train
@@ -29,9 +29,8 @@ def start(out, cache, *args, **options):
 
 
 def finished(out, cache, *args):
-    process = start(out, cache, *args)
-    stdout, stderr = process.communicate(timeout=120)
-    return process.returncode, stdout, stderr
+    done = command("--out", out, "--cache", cache, *args)
+    return done.returncode, done.stdout, done.stderr
 
 
 def without_times(path):
@@ -78,19 +77,28 @@ train.main(args_of_run)
 """
 
 
+@pytest.fixture(scope="module")
+def killed(unbroken, tmp_path_factory):
+    """Runs that killed themselves, side by side: place -> (folder, exit status, what it said)."""
+    folder, running = tmp_path_factory.mktemp("killed"), {}
+    for place, (function, count) in KILLS.items():
+        script = DEADLY.format(root=str(ROOT), function=function, count=count, half_a_line=place == "metrics",
+                               args=[*RUN, "--out", str(folder / place), "--cache", str(unbroken / "cache")])
+        running[place] = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    ended = {place: process.communicate()[1] for place, process in running.items()}
+    return {place: (folder / place, running[place].returncode, error) for place, error in ended.items()}
+
+
 @pytest.mark.parametrize("place", KILLS)
-def test_resume_after_kill_9(unbroken, tmp_path, place):
+def test_resume_after_kill_9(unbroken, killed, place):
     """faults 20: no step twice, none missing, whatever the kill interrupted."""
-    function, count = KILLS[place]
-    script = DEADLY.format(root=str(ROOT), function=function, count=count, half_a_line=place == "metrics",
-                           args=[*RUN, "--out", str(tmp_path / "run"), "--cache", str(unbroken / "cache")])
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
-    assert (tmp_path / "run/mosaic/metrics.jsonl").exists() and not (tmp_path / "run/mosaic/model").exists()
-    code, _, error = finished(tmp_path / "run", unbroken / "cache", "--resume")
+    out, code, error = killed[place]
+    assert code == -9, error
+    assert (out / "mosaic/metrics.jsonl").exists() and not (out / "mosaic/model").exists()
+    code, _, error = finished(out, unbroken / "cache", "--resume")
     assert code == 0, error
-    assert same_as(unbroken, tmp_path / "run")
-    assert not list((tmp_path / "run/mosaic").glob(".*"))       # nothing half-written is left
+    assert same_as(unbroken, out)
+    assert not list((out / "mosaic").glob(".*"))                # nothing half-written is left
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(unbroken, tmp_path):

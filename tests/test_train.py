@@ -1,14 +1,13 @@
 """The loss by hand; credit of whole trajectories; short real runs from the command line; bad input."""
 import json
 import math
-import os
 import random
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import ROOT, settled
+from conftest import ROOT, command, settled
 
 import rollout
 import train
@@ -244,9 +243,9 @@ def test_notes():
 
 # ---------------------------------------------------------------- the command line
 
-def command(*args, cwd=ROOT):
-    return subprocess.run([sys.executable, str(ROOT / "train.py"), *map(str, args)], capture_output=True, text=True, cwd=cwd,
-                          env={**os.environ, "HF_HUB_OFFLINE": "1"})
+def process(*args):
+    """The same as `command`, in a process of its own, as a user starts it."""
+    return subprocess.run([sys.executable, str(ROOT / "train.py"), *map(str, args)], capture_output=True, text=True)
 
 
 SMALL = ["--steps", 2, "--questions", 3, "--group-size", 3, "--eval-questions", 3, "--eval-every", 1, "--warm-start", 30]
@@ -284,8 +283,8 @@ def test_a_short_real_run(tmp_path, cache, scenario):
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path, cache):
-    for name in ("a", "b"):
-        done = command("--method", "mosaic", "--out", tmp_path / name, "--cache", cache, *SMALL)
+    for name, start in (("a", command), ("b", process)):
+        done = start("--method", "mosaic", "--out", tmp_path / name, "--cache", cache, *SMALL)
         assert done.returncode == 0, done.stderr
     a, b = ([{k: v for k, v in json.loads(line).items() if not k.startswith("seconds")} for line in
              open(tmp_path / name / "mosaic/metrics.jsonl")] for name in ("a", "b"))
@@ -312,7 +311,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(tmp_path, tokenizer, m
         error = capfd.readouterr().err
         assert stop.value.code == 2 and error.strip().count("\n") == 0 and word in error
         assert sorted(tmp_path.rglob("*")) == before
-    done = command("--out", held)
+    done = process("--out", held)
     assert done.returncode == 2 and done.stderr == error and done.stdout == ""
 
 
