@@ -403,11 +403,11 @@ class TurnCache:
         self.held = {}                                      # slot -> its context, in the order of the rows
 
     def read(self, model, slots, contexts):
-        turn = any(self.held.get(slot) != context[:-1] for slot, context in zip(slots, contexts))
-        if turn:
+        fresh = any(self.held.get(slot) != context[:-1] for slot, context in zip(slots, contexts))
+        if fresh:
             self.held, self.cache, self.mask = {}, DynamicCache(config=model.config), torch.ones(len(contexts), 0, dtype=torch.long)
         self.held.update(zip(slots, contexts))
-        new = [context if turn else context[-1:] for context in self.held.values()]     # a row that has ended repeats its last token
+        new = [context if fresh else context[-1:] for context in self.held.values()]     # a row that has ended repeats its last token
         ids, mask = (pad([row[::-1] for row in rows]).flip(1) for rows in (new, [[1] * len(row) for row in new]))       # (B, N)
         self.mask = torch.cat([self.mask, mask], 1)                                     # (B, all so far)
         positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]           # (B, N)
@@ -451,28 +451,31 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     """
     B, stop, keyed = len(questions), control(tokenizer)[1], keeps_keys(model)
     attempts = [attempt(question, task, tokenizer) for question in questions]
-    now = {i: (*next(run), [], []) for i, run in enumerate(attempts)}       # role, context, ids and logps of the action so far
-    turn, done, slots = [0] * B, {}, 2 * B if task.scenario == "subagent" else B        # attempt i: slot i; its subagents: B + i
+    where = [next(run) for run in attempts]                                 # the role and context that each attempt is in
+    ids, logps = ([[] for _ in attempts] for _ in range(2))                 # the action that it writes
+    running, turn, done = list(range(B)), [0] * B, {}
+    slots = 2 * B if task.scenario == "subagent" else B                     # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
-    if keyed:                                               # what contexts begin with is read once
+    if keyed:                                                               # what contexts begin with is read once
         for first in range(0, slots, B) if task.plain else ():
             cache.share(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
-        cache.share(model, range(B), [context for _, context, _, _ in now.values()])
-    while now:
-        reading, writing = ([i for i in now if bool(now[i][2]) == begun] for begun in (False, True))
+        cache.share(model, range(B), [context for _, context in where])
+    while running:
+        reading, writing = ([i for i in running if bool(ids[i]) == begun] for begun in (False, True))
         rows = reading if not writing or keyed and len(reading) >= len(writing) else writing
-        hidden = cache.read(model, [i + B * (now[i][0] == "subagent") for i in rows], [now[i][1] + now[i][2] for i in rows])        # (W, H)
-        numbers = uniforms[rows, [turn[i] for i in rows], [len(now[i][2]) for i in rows]].to(hidden.device)         # (W,)
-        tokens, logps = draw(model.get_output_embeddings()(hidden), numbers, temperature)
-        for i, token, logp in zip(rows, tokens.tolist(), logps.tolist()):
-            now[i][2].append(token)
-            now[i][3].append(logp)
-            if token == stop or len(now[i][2]) == task.limit:
+        hidden = cache.read(model, [i + B * (where[i][0] == "subagent") for i in rows], [where[i][1] + ids[i] for i in rows])       # (W, H)
+        numbers = uniforms[rows, [turn[i] for i in rows], [len(ids[i]) for i in rows]].to(hidden.device)            # (W,)
+        drawn = draw(model.get_output_embeddings()(hidden), numbers, temperature)                                   # (W,) each
+        for i, token, logp in zip(rows, *(x.tolist() for x in drawn)):
+            ids[i].append(token)
+            logps[i].append(logp)
+            if token == stop or len(ids[i]) == task.limit:
                 try:
-                    now[i], turn[i] = (*attempts[i].send(now[i][2:]), [], []), turn[i] + 1
+                    where[i] = attempts[i].send((ids[i], logps[i]))
+                    ids[i], logps[i], turn[i] = [], [], turn[i] + 1
                 except StopIteration as finished:
                     done[i] = finished.value
-                    del now[i]
+                    running.remove(i)
     return [finish(question, *done[i]) for i, question in enumerate(questions)]
 
 
