@@ -81,11 +81,11 @@ def contexts_by_turn(run):
     return turns
 
 
-def computed(counts, forwards, name):
+def computed(counts, name):
     """A hook before a model's base_model.forward that counts padded tokens computed and calls, by phase."""
     def hook(module, args, kwargs):
         counts[name[0]] = counts.get(name[0], 0) + kwargs["input_ids"].numel()
-        forwards[name[0]] = forwards.get(name[0], 0) + 1
+        counts[name[0], "forwards"] = counts.get((name[0], "forwards"), 0) + 1
     return hook
 
 
@@ -116,8 +116,8 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
         train.merge_sessions = plain_merge
 
     seconds = medians(run, score, update, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], one_by_one)
-    counts, forwards, phase = {}, {}, [""]
-    hook = model.base_model.register_forward_pre_hook(computed(counts, forwards, phase), with_kwargs=True)
+    counts, phase = {}, [""]
+    hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
     padding, plain_pad = [], rollout.pad                # of what is read together
     rollout.pad = lambda rows: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows)
     trees, plain_share = [], infogain.share_prefixes
@@ -138,7 +138,7 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     print(f"\nrollout over (a) one `generate` per turn: {seconds[3] / seconds[0]:.1f}x;  "
           f"update over (b) one session per forward: {seconds[4] / seconds[2]:.1f}x")
     longest = max(sum(sum(s.mask) for s in t.sessions) for t in trajectories)
-    print(f"the rollout took {forwards['rollout']} forwards; its longest attempt wrote {longest} tokens, so that it could not take fewer")
+    print(f"the rollout took {counts['rollout', 'forwards']} forwards; its longest attempt wrote {longest} tokens, so that it could not take fewer")
 
 
 def scaling(model, tokenizer, task, args, optimizer):
