@@ -360,18 +360,28 @@ class SlotCache:
         self.held = [[] for _ in range(slots)]          # the ids whose keys each slot holds
 
     def read(self, model, slots, contexts):
-        """Hidden state of the last token of each context (B, H). Computed is only what its slot does not hold yet."""
+        """Hidden state of the last token of each context (B, H). Computed is only what its slot does not hold yet, and equal
+        contexts, as those of a group are at first, only once."""
+        owner = {}                                          # distinct contexts -> the row that computes it, in ascending order
+        source = [owner.setdefault(tuple(context), row) for row, context in enumerate(contexts)]
         start = [min(shared(self.held[slot], context), len(context) - 1) for slot, context in zip(slots, contexts)]
-        ids = pad([context[n:] for context, n in zip(contexts, start)]).to(model.device)                # (B, N)
-        self.slots, start, last = torch.tensor([[*slots], start, [len(c) - 1 for c in contexts]], device=model.device)      # (B,) each
-        positions = start[:, None] + torch.arange(ids.shape[1], device=model.device)                    # (B, N)
-        self.positions, self.reach = positions.clamp(max=self.window), max(map(len, contexts))  # the last place is for padding only
-        visible = torch.arange(self.reach, device=model.device) <= positions[:, :, None]                # (B, N, reach)
+        ids = pad([contexts[row][start[row]:] for row in owner.values()]).to(model.device)              # (D, N)
+        last = [len(context) - 1 for context in contexts]
+        begin, self.reach = min(start), max(last) + 1
+        slots, source, start, last = torch.tensor([[*slots], source, start, last], device=model.device)     # (B,) each
+        rows = torch.tensor([*owner.values()], device=model.device)                                     # (D,)
+        positions = start[rows, None] + torch.arange(ids.shape[1], device=model.device)                 # (D, N)
+        self.slots, self.positions = slots[rows], positions.clamp(max=self.window)      # the last place is for padding only
+        visible = torch.arange(self.reach, device=model.device) <= positions[:, :, None]                # (D, N, reach)
         hidden = model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
-                                  cache=self, use_cache=True).last_hidden_state                         # (B, N, H)
-        for slot, context in zip(slots, contexts):
+                                  cache=self, use_cache=True).last_hidden_state                         # (D, N, H)
+        copy = source != torch.arange(len(source), device=model.device)                                 # (B,)
+        for store in chain.from_iterable(self.layers.values()) if len(rows) < len(source) else ():
+            new = store[:, begin:self.reach]                                            # (slots, new, heads, D)
+            new.index_copy_(0, slots[copy], new.index_select(0, slots[source[copy]]))
+        for slot, context in zip(slots.tolist(), contexts):
             self.held[slot] = context
-        return hidden[torch.arange(len(ids), device=model.device), last - start]                        # (B, H)
+        return hidden[torch.searchsorted(rows, source), (last - start)[source]]                         # (B, H)
 
     def update(self, keys, values, layer, **_):
         """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all so far."""
@@ -382,16 +392,6 @@ class SlotCache:
             store[self.slots[:, None], self.positions] = new.transpose(1, 2)            # (B, N, heads, D)
         return [store[:, :self.reach].index_select(0, self.slots).transpose(1, 2)       # (B, heads, reach, D)
                 for store in self.layers[layer]]
-
-    def share(self, model, slots, contexts):
-        """Let each slot hold its context. Equal ones, as those of a group are at first, are computed once and copied."""
-        owner = {}                                          # distinct contexts -> the slot that computes it
-        source = [owner.setdefault(tuple(context), slot) for slot, context in zip(slots, contexts)]
-        self.read(model, owner.values(), [list(context) for context in owner])
-        for store in chain.from_iterable(self.layers.values()):
-            store[slots, :self.reach] = store[source, :self.reach]                      # (B, reach, heads, D)
-        for slot, context in zip(slots, contexts):
-            self.held[slot] = context
 
 
 class TurnCache:
@@ -456,10 +456,8 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     running, turn, done = list(range(B)), [0] * B, {}
     slots = 2 * B if task.scenario == "subagent" else B                     # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
-    if keyed:                                                               # what contexts begin with is read once
-        for first in range(0, slots, B) if task.plain else ():
-            cache.share(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
-        cache.share(model, range(B), [context for _, context in where])
+    for first in range(0, slots, B) if keyed and task.plain else ():       # what all contexts open with is read once
+        cache.read(model, range(first, first + B), [preamble(tokenizer, task.says["fork" if first else task.scenario])] * B)
     while running:
         reading, writing = ([i for i in running if bool(ids[i]) == begun] for begun in (False, True))
         rows = reading if not writing or keyed and len(reading) >= len(writing) else writing
