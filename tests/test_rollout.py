@@ -274,6 +274,23 @@ def test_greedy_rollouts_equal_generate(policy, tokenizer, scenario):
                 break
 
 
+@pytest.mark.parametrize("slots", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
+@torch.inference_mode()
+def test_equal_contexts_are_computed_once_whatever_their_slots_hold(policy, tokenizer, slots):
+    """Slot 0 holds five tokens of a context, slot 1 none, slot 2 three: one row is computed, and all can go on from it."""
+    context, shapes = rollout.show(tokenizer, [], "paris cat tea"), []
+    alone = rollout.SlotCache(1, 74).read(policy, [0], [context + [3]])
+    cache = rollout.SlotCache(3, 74)
+    cache.read(policy, [0, 2], [context[:5], context[:3]])
+    hook = policy.base_model.register_forward_pre_hook(lambda module, _, rest: shapes.append(tuple(rest["input_ids"].shape)), with_kwargs=True)
+    first = cache.read(policy, slots, [context] * 3)
+    again = [cache.read(policy, [slot], [context + [3]]) for slot in slots]
+    hook.remove()
+    assert shapes == [(1, len(context) - [5, 0, 3][slots[0]]), (1, 1), (1, 1), (1, 1)]
+    assert torch.allclose(first, first[:1].expand(3, -1), atol=1e-5) and all(torch.allclose(hidden, alone, atol=1e-5) for hidden in again)
+    assert torch.allclose(first[:1], rollout.SlotCache(1, 74).read(policy, [0], [context]), atol=1e-5)
+
+
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
 def test_an_attempt_samples_the_same_alone_and_in_a_batch(policy, tokenizer, scenario):
     """Other attempts, their lengths, their padding and who waits for whom must not matter (faults 17)."""
