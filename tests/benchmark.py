@@ -36,9 +36,9 @@ def timed(function):
     return time.perf_counter() - begin, result
 
 
-def medians(*functions):
+def medians(*functions, repeats=REPEATS):
     """The median seconds of each function, called in turn."""
-    seconds = [[timed(function)[0] for function in functions] for _ in range(REPEATS)]
+    seconds = [[timed(function)[0] for function in functions] for _ in range(repeats)]
     return [statistics.median(column) for column in zip(*seconds)]
 
 
@@ -115,7 +115,9 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
         train.update(model, optimizer, trajectories, alone, .3)
         train.merge_sessions = plain_merge
 
-    seconds = medians(run, score, update, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], one_by_one)
+    rollout_seconds, generate_seconds = medians(run, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], repeats=25)
+    update_seconds, plain_seconds = medians(update, one_by_one)
+    seconds = [rollout_seconds, *medians(score, repeats=25), update_seconds]
     counts, phase = {}, [""]
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
     padding, plain_pad = [], rollout.pad                # of what is read together
@@ -134,9 +136,9 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     print(f"\n### {scenario}: {len(trajectories)} attempts, {len(sessions)} sessions, {len(rows)} rows, {sampled} sampled tokens\n")
     print("| phase | seconds | share | tokens per second | of the machine's rate | padding |\n|---|---|---|---|---|---|")
     for name, s, done, flops in zip(("rollout", "scoring", "update"), seconds, (sampled, needed["scoring"], needed["update"]), (2, 2, 6)):
-        print(f"| {name} | {s:.3f} | {s / sum(seconds[:3]):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {1 - needed[name] / counts[name]:.0%} |")
-    print(f"\nrollout over (a) one `generate` per turn: {seconds[3] / seconds[0]:.1f}x;  "
-          f"update over (b) one session per forward: {seconds[4] / seconds[2]:.1f}x")
+        print(f"| {name} | {s:.3f} | {s / sum(seconds):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {1 - needed[name] / counts[name]:.0%} |")
+    print(f"\nrollout over (a) one `generate` per turn: {generate_seconds / rollout_seconds:.1f}x;  "
+          f"update over (b) one session per forward: {plain_seconds / update_seconds:.1f}x")
     longest = max(sum(sum(s.mask) for s in t.sessions) for t in trajectories)
     print(f"the rollout took {counts['rollout', 'forwards']} forwards; its longest attempt wrote {longest} tokens, so that it could not take fewer")
 
