@@ -48,7 +48,8 @@ def command(*args):
     out, err, argv, sys.argv = io.StringIO(), io.StringIO(), sys.argv, ["train.py", *map(str, args)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = runpy.run_path(str(ROOT / "train.py"), run_name="__main__") and 0
+            runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+        code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else print(stop.code, file=err) or 1
     finally:
