@@ -18,10 +18,10 @@ import random
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import DynamicCache, PreTrainedTokenizerFast
@@ -320,8 +320,9 @@ def segment(log):
         elif event in ("act", "observe"):
             wrote = event == "act"
             now.closing = len(now.ids) if wrote else len(now.ids) + len(ids)
-            now.ids, now.mask = now.ids + ids, now.mask + [int(wrote)] * len(ids)
-            now.logps = now.logps + (logps if wrote else [0.] * len(ids))
+            now.ids += ids
+            now.mask += [int(wrote)] * len(ids)
+            now.logps += logps if wrote else [0.] * len(ids)
         elif event == "compact":
             end("compact", now.ids[:now.closing])
             now = begin("compaction", now.ids + ids, before=now.after)
@@ -345,7 +346,8 @@ def segment(log):
 def pad(rows, dtype=torch.long):
     """A list of lists -> (S, T) tensor, padded with 0 on the right, where no causal model can see it."""
     width = max(map(len, rows))
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=dtype)      # (S, T)
+    flat = np.array([x for row in rows for x in row + [0] * (width - len(row))])        # numpy reads a list faster than torch
+    return torch.from_numpy(flat).to(dtype).view(len(rows), width)                      # (S, T)
 
 
 class SlotCache:
@@ -362,36 +364,38 @@ class SlotCache:
     def read(self, model, slots, contexts):
         """Hidden state of the last token of each context (B, H). Computed is only what its slot does not hold yet, and equal
         contexts, as those of a group are at first, only once."""
-        owner = {}                                          # distinct contexts -> the row that computes it, in ascending order
+        owner, device = {}, model.device                    # owner: distinct context -> the row that computes it, in ascending order
         source = [owner.setdefault(tuple(context), row) for row, context in enumerate(contexts)]
+        rows = [*owner.values()]
         start = [min(shared(self.held[slot], context), len(context) - 1) for slot, context in zip(slots, contexts)]
-        ids = pad([contexts[row][start[row]:] for row in owner.values()]).to(model.device)              # (D, N)
-        last = [len(context) - 1 for context in contexts]
-        begin, self.reach = min(start), max(last) + 1
-        slots, source, start, last = torch.tensor([[*slots], source, start, last], device=model.device)     # (B,) each
-        rows = torch.tensor([*owner.values()], device=model.device)                                     # (D,)
-        positions = start[rows, None] + torch.arange(ids.shape[1], device=model.device)                 # (D, N)
-        self.slots, self.positions = slots[rows], positions.clamp(max=self.window)      # the last place is for padding only
-        visible = torch.arange(self.reach, device=model.device) <= positions[:, :, None]                # (D, N, reach)
+        ids = pad([contexts[row][start[row]:] for row in rows]).to(device)                              # (D, N)
+        self.slots, first = pad([[slots[row] for row in rows], [start[row] for row in rows]]).to(device)        # (D,) each
+        positions = first[:, None] + torch.arange(ids.shape[1], device=device)                          # (D, N)
+        self.positions = positions.clamp(max=self.window)               # the last place is for padding only
+        begin, self.reach = min(start), max(map(len, contexts))
+        visible = torch.arange(self.reach, device=device) <= positions[:, :, None]                      # (D, N, reach)
         hidden = model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
-                                  cache=self, use_cache=True).last_hidden_state                         # (D, N, H)
-        copy = source != torch.arange(len(source), device=model.device)                                 # (B,)
-        for store in chain.from_iterable(self.layers.values()) if len(rows) < len(source) else ():
-            new = store[:, begin:self.reach]                                            # (slots, new, heads, D)
-            new.index_copy_(0, slots[copy], new.index_select(0, slots[source[copy]]))
-        for slot, context in zip(slots.tolist(), contexts):
+                                  cache=self, use_cache=True).last_hidden_state.flatten(0, 1)           # (D * N, H)
+        copies = [[slots[row], slot] for row, slot in zip(source, slots) if slots[row] != slot]
+        if copies:
+            origin, to = pad(copies).T.to(device)                                                       # (B - D,) each
+            for store in self.layers.values():
+                new = store[:, :, begin:self.reach]                                                     # (slots, 2 heads, new, D)
+                new.index_copy_(0, to, new.index_select(0, origin))
+        for slot, context in zip(slots, contexts):
             self.held[slot] = context
-        return hidden[torch.searchsorted(rows, source), (last - start)[source]]                         # (B, H)
+        zero = {row: i * ids.shape[1] - start[row] for i, row in enumerate(rows)}           # where in `hidden` its token 0 would be
+        last = [zero[row] + len(contexts[row]) - 1 for row in source]
+        return hidden.index_select(0, pad([last])[0].to(device))                                        # (B, H)
 
     def update(self, keys, values, layer, **_):
         """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all so far."""
+        new = torch.cat([keys, values], 1)                                                              # (B, 2 heads, N, D)
         if layer not in self.layers:
-            _, heads, _, dim = keys.shape
-            self.layers[layer] = [x.new_zeros(len(self.held), self.window + 1, heads, dim) for x in (keys, values)]
-        for store, new in zip(self.layers[layer], (keys, values)):
-            store[self.slots[:, None], self.positions] = new.transpose(1, 2)            # (B, N, heads, D)
-        return [store[:, :self.reach].index_select(0, self.slots).transpose(1, 2)       # (B, heads, reach, D)
-                for store in self.layers[layer]]
+            self.layers[layer] = new.new_zeros(len(self.held), new.shape[1], self.window + 1, new.shape[3])
+        store = self.layers[layer]                                                      # (slots, 2 heads, window + 1, D)
+        store.transpose(1, 2)[self.slots[:, None], self.positions] = new.transpose(1, 2)
+        return store[:, :, :self.reach].index_select(0, self.slots).chunk(2, 1)         # (B, heads, reach, D) each
 
 
 class TurnCache:
@@ -450,6 +454,7 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
     the batch does, so that contexts are read together, and tokens written together.
     """
     B, stop, keyed = len(questions), control(tokenizer)[1], keeps_keys(model)
+    head, uniforms = model.get_output_embeddings(), uniforms.tolist()
     attempts = [attempt(question, task, tokenizer) for question in questions]
     where = [next(run) for run in attempts]                                 # the role and context that each attempt is in
     ids, logps = ([[] for _ in attempts] for _ in range(2))                 # the action that it writes
@@ -462,8 +467,8 @@ def rollout(model, tokenizer, questions, task, uniforms, temperature=1.):
         reading, writing = ([i for i in running if bool(ids[i]) == begun] for begun in (False, True))
         rows = reading if not writing or keyed and len(reading) >= len(writing) else writing
         hidden = cache.read(model, [i + B * (where[i][0] == "subagent") for i in rows], [where[i][1] + ids[i] for i in rows])       # (W, H)
-        numbers = uniforms[rows, [turn[i] for i in rows], [len(ids[i]) for i in rows]].to(hidden.device)            # (W,)
-        drawn = draw(model.get_output_embeddings()(hidden), numbers, temperature)                                   # (W,) each
+        numbers = pad([[uniforms[i][turn[i]][len(ids[i])] for i in rows]], torch.float)[0].to(hidden.device)       # (W,)
+        drawn = draw(head(hidden), numbers, temperature)                                                            # (W,) each
         for i, token, logp in zip(rows, *(x.tolist() for x in drawn)):
             ids[i].append(token)
             logps[i].append(logp)
