@@ -121,7 +121,7 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     counts, phase = {}, [""]
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
     padding, plain_pad = [], rollout.pad                # of what is read together
-    rollout.pad = lambda rows: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows)
+    rollout.pad = lambda rows, *rest: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows, *rest)
     trees, plain_share = [], infogain.share_prefixes
     infogain.share_prefixes = lambda *rest: trees.extend(plain_share(*rest)) or trees
     for phase[0], function in (("rollout", run), ("scoring", score), ("update", update)):
