@@ -10,6 +10,7 @@ are one code with two weights: broadcast has usage = gain_weight = 0, `usage` an
 """
 import argparse
 import copy
+import gc
 import hashlib
 import inspect
 import json
@@ -594,6 +595,7 @@ def main(args):
 
 
 if __name__ == "__main__":
+    gc.freeze()         # what the libraries made on import stays: Python need not search it for garbage again and again
     try:
         main(parse_args())
     except OSError as error:

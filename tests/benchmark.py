@@ -8,6 +8,7 @@ against (a) `model.generate` called once per turn for the same contexts, (b) the
 All are medians of alternating repeats, so that a busy machine slows both sides alike.
 """
 import argparse
+import gc
 import random
 import statistics
 import sys
@@ -197,6 +198,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--brief", action="store_true", help="everything once, on eight attempts: for a large model on a small machine")
     flags = parser.parse_args()
+    gc.freeze()                                         # as train.py does
     peak = machine_rate(flags.device)
     print(f"machine: {peak / 1e9:,.0f} GFLOP/s in a float32 matrix product, {torch.get_num_threads()} threads")
     for scenario in rollout.WINDOWS:
