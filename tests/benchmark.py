@@ -118,7 +118,7 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
 
     rollout_seconds, generate_seconds = medians(run, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], repeats=25)
     update_seconds, plain_seconds = medians(update, one_by_one)
-    seconds = [rollout_seconds, *medians(score, repeats=25), update_seconds]
+    seconds = medians(run, score, update, repeats=25)
     counts, phase = {}, [""]
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
     padding, plain_pad = [], rollout.pad                # of what is read together
