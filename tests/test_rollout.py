@@ -292,13 +292,28 @@ def test_equal_contexts_are_computed_once_whatever_their_slots_hold(policy, toke
 
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
-def test_an_attempt_samples_the_same_alone_and_in_a_batch(policy, tokenizer, scenario):
-    """Other attempts, their lengths, their padding and who waits for whom must not matter (faults 17)."""
-    task = Task(scenario, rollout.WINDOWS[scenario])
+@torch.inference_mode()
+def test_sampling_equals_the_plain_way_token_by_token(policy, tokenizer, scenario):
+    """One attempt, one token, one forward over its whole context at a time, and a uniform number of its own for each token: other
+    attempts, their lengths, their padding and who waits for whom must not matter (faults 17)."""
+    task, end = Task(scenario, rollout.WINDOWS[scenario]), rollout.control(tokenizer)[1]
     together, uniforms = sample_all(policy, tokenizer, task)
     for i in (0, 7, 22):
-        [alone] = rollout.rollout(policy, tokenizer, [together[i].question], task, uniforms[[i]])
-        assert tokens(alone) == tokens(together[i])
+        run = rollout.attempt(together[i].question, task, tokenizer)
+        (_, context), turns = next(run), iter(uniforms[i])
+        while True:
+            ids, logps, numbers = [], [], next(turns)
+            while len(ids) < task.limit and end not in ids:
+                token, logp = rollout.draw(policy(torch.tensor([context + ids])).logits[:, -1], numbers[[len(ids)]], 1.)
+                ids, logps = ids + token.tolist(), logps + logp.tolist()
+            try:
+                _, context = run.send((ids, logps))
+            except StopIteration as finished:
+                sessions = segment(finished.value[0])
+                break
+        assert [s.ids for s in sessions] == tokens(together[i])
+        for plain, session in zip(sessions, together[i].sessions):
+            assert session.logps == pytest.approx(plain.logps, abs=1e-5)
 
 
 def test_members_of_a_group_differ_and_a_seed_repeats(policy, tokenizer):
