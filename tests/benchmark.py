@@ -1,4 +1,4 @@
-"""How close to the machine's limit is a step? Not collected by pytest; takes about four minutes on two cores.
+"""How close to the machine's limit is a step? Not collected by pytest; takes four to five minutes on two cores.
 
     python tests/benchmark.py [--model FOLDER] [--device cuda] [--brief]
 

@@ -1,5 +1,6 @@
 """What several test files need: the source files on the path, the command line, a small random policy, scripted attempts."""
 import contextlib
+import gc
 import io
 import os
 import random
@@ -54,6 +55,7 @@ def command(*args):
         code = stop.code if isinstance(stop.code, int) else print(stop.code, file=err) or 1
     finally:
         sys.argv = argv
+        gc.unfreeze()                   # a run's own process would end here, and with it what the run froze
     return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 

@@ -256,22 +256,30 @@ def tokens(trajectory):
     return [s.ids for s in trajectory.sessions]
 
 
+def replay(question, task, tokenizer, act):
+    """The sessions of an attempt whose every action is act(context), ids and log-probabilities, one context at a time."""
+    run = rollout.attempt(question, task, tokenizer)
+    _, context = next(run)
+    while True:
+        try:
+            _, context = run.send(act(context))
+        except StopIteration as finished:
+            return segment(finished.value[0])
+
+
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
 def test_greedy_rollouts_equal_generate(policy, tokenizer, scenario):
     """The slot cache against transformers: replay each attempt's harness with `generate`, one context at a time."""
     task = Task(scenario, rollout.WINDOWS[scenario])
     end = rollout.control(tokenizer)[1]
+
+    def act(context):
+        ids = policy.generate(torch.tensor([context]), attention_mask=torch.ones(1, len(context)), do_sample=False,
+                              max_new_tokens=task.limit, eos_token_id=end)[0, len(context):].tolist()
+        return ids, [0.] * len(ids)
+
     for trajectory in sample_all(policy, tokenizer, task, temperature=0, size=16)[0][::4]:
-        run = rollout.attempt(trajectory.question, task, tokenizer)
-        _, context = next(run)
-        while True:
-            ids = policy.generate(torch.tensor([context]), attention_mask=torch.ones(1, len(context)), do_sample=False,
-                                  max_new_tokens=task.limit, eos_token_id=end)[0, len(context):].tolist()
-            try:
-                _, context = run.send((ids, [0.] * len(ids)))
-            except StopIteration as finished:
-                assert [s.ids for s in segment(finished.value[0])] == tokens(trajectory)
-                break
+        assert [s.ids for s in replay(trajectory.question, task, tokenizer, act)] == tokens(trajectory)
 
 
 @pytest.mark.parametrize("slots", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
@@ -298,20 +306,19 @@ def test_sampling_equals_the_plain_way_token_by_token(policy, tokenizer, scenari
     attempts, their lengths, their padding and who waits for whom must not matter (faults 17)."""
     task, end = Task(scenario, rollout.WINDOWS[scenario]), rollout.control(tokenizer)[1]
     together, uniforms = sample_all(policy, tokenizer, task)
+
+    def act(context):
+        ids, logps, numbers = [], [], next(turns)
+        while len(ids) < task.limit and end not in ids:
+            token, logp = rollout.draw(policy(torch.tensor([context + ids])).logits[:, -1], numbers[[len(ids)]], 1.)
+            ids, logps = ids + token.tolist(), logps + logp.tolist()
+        return ids, logps
+
     for i in (0, 7, 22):
-        run = rollout.attempt(together[i].question, task, tokenizer)
-        (_, context), turns = next(run), iter(uniforms[i])
-        while True:
-            ids, logps, numbers = [], [], next(turns)
-            while len(ids) < task.limit and end not in ids:
-                token, logp = rollout.draw(policy(torch.tensor([context + ids])).logits[:, -1], numbers[[len(ids)]], 1.)
-                ids, logps = ids + token.tolist(), logps + logp.tolist()
-            try:
-                _, context = run.send((ids, logps))
-            except StopIteration as finished:
-                sessions = segment(finished.value[0])
-                break
-        assert [s.ids for s in sessions] == tokens(together[i])
+        turns = iter(uniforms[i])
+        sessions = replay(together[i].question, task, tokenizer, act)
+        [alone] = rollout.rollout(policy, tokenizer, [together[i].question], task, uniforms[[i]])
+        assert [s.ids for s in sessions] == tokens(alone) == tokens(together[i])
         for plain, session in zip(sessions, together[i].sessions):
             assert session.logps == pytest.approx(plain.logps, abs=1e-5)
 
