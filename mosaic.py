@@ -5,15 +5,13 @@ how much better the attempt did than the other attempts of its group. Mosaic ref
 
 1. Trajectory level. Among attempts with the same outcome, compare how many sessions each one used:
    successes with few sessions gain, failures that explored with many sessions are punished less.
-2. Session level. Add to each session its information gain about the correct answer (see infogain.py), so that a
-   session that found something is preferred over one that did not, whatever became of the attempt.
+2. Session level. Add to each session its information gain about the correct answer (see infogain.py), so that
+   a session that found something is preferred over one that did not, whatever became of the attempt.
 
-Everything here is a pure function of tensors; there is no model, tokenizer or file in this module. Equation numbers are
-those of the README. Run `python mosaic.py` for one group worked step by step.
+Everything here is a pure function of tensors; there is no model, tokenizer or file in this module. Equation
+numbers are those of the README. `python figures/walk.py` puts one group through all of them, step by step.
 """
 import torch
-
-METHODS = {"broadcast": (0, 0), "usage": (1, 0), "gain": (0, 1), "mosaic": (1, 1)}      # which of the two signals each has
 
 
 def group_advantage(rewards):
@@ -26,7 +24,7 @@ def group_advantage(rewards):
     tensor([ 1., -1.,  1., -1.])
     """
     rewards = rewards.double()
-    if rewards.min() == rewards.max():      # asked of the rewards: rounding may leave a std of 1e-17 and blow it up to 1
+    if rewards.min() == rewards.max():      # asked of the rewards: rounding may leave a std of 1e-17, not 0
         return torch.zeros_like(rewards).float()
     return ((rewards - rewards.mean()) / rewards.std(correction=0)).float()
 
@@ -62,33 +60,34 @@ def trajectory_advantage(rewards, counts, usage):
     return group_advantage(rewards) * (1 - usage * rank)
 
 
-def session_advantage(advantage, gain, final_answer, gain_weight):
-    """The advantage of every token of every session, equation (5): A' + gain_weight * normalized gain.
+def normalize_by_kind(gains, kinds, clip=3.):
+    """Per kind of session: over the root mean square of the kind's gains, clipped to [-clip, clip], equation (4).
 
-    advantage: (S,), A' of the attempt that each session belongs to. gain: (S,), the session's normalized gain.
-    final_answer: (S, T) bool, the tokens of the attempt's final answer. They get A' alone: a gain is measured before
-    the answer is given, so paying for it in the answer's tokens would teach when to answer by something else than
-    its reward. Returns (S, T) float32.
+    The mean is not subtracted: gains of later sessions are smaller by nature, so that to go on, or to fork, would be
+    below average and punished; a session that learns nothing should count 0 (measured in figures/README.md).
+
+    gains: (N,) float, the sessions of one group; nan for a session without a gain, which stays out of the statistics.
+    kinds: N strings. 0 where there is no gain, where the kind has one session, or no spread. Returns (N,) float32.
+
+    >>> normalize_by_kind(torch.tensor([1., 7., 3., float("nan")]), ["ordinary", "ordinary", "subagent", "ordinary"])
+    tensor([0.2000, 1.4000, 0.0000, 0.0000])
     """
-    shaping = gain_weight * gain[:, None] * ~final_answer       # (S, T)
-    return advantage[:, None] + shaping                         # (S, T)
+    normalized = torch.zeros(len(gains))
+    for kind in set(kinds):
+        chosen = torch.tensor([k == kind for k in kinds]) & ~gains.isnan()          # (N,)
+        own = gains[chosen].double()
+        if len(own) > 1 and own.std(correction=0) > 1e-5:       # nats: below lies the noise of float32 scores
+            normalized[chosen] = (own / own.square().mean().sqrt()).clamp(-clip, clip).float()
+    return normalized
 
 
-def demo():
-    rewards, counts = torch.tensor([1., 1., 0., 0.]), torch.tensor([1, 3, 2, 4])
-    print("Four attempts at one question: two succeed, two fail.\n")
-    print("reward R                     ", rewards.tolist())
-    print("sessions n                   ", counts.tolist())
-    print("(1) A = (R - mean) / std     ", group_advantage(rewards).tolist())
-    print("(2) rank of n, successes     ", centered_rank(counts[:2]).tolist(), " failures", centered_rank(counts[2:]).tolist())
-    advantage = trajectory_advantage(rewards, counts, usage=.5)
-    print("(3) A' = A (1 - .5 rank)     ", advantage.tolist())
-    print("\nThe second attempt has three sessions of two tokens each; their normalized gains are 1, -1 and 0.")
-    final_answer = torch.tensor([[0, 0], [0, 0], [0, 1]]).bool()
-    tokens = session_advantage(advantage[1].expand(3), torch.tensor([1., -1., 0.]), final_answer, gain_weight=.3)
-    print("(5) A' + .3 gain, per token  ", [[round(a, 3) for a in row] for row in tokens.tolist()])
-    print("The last token is the final answer: it keeps A', whatever its session's gain.")
+def session_advantage(advantage, normalized_gain, gain_weight):
+    """The advantage of a session's tokens, equation (5): A' + gain_weight * normalized gain.
 
+    The attempt's final answer is excepted, its tokens keep A': a gain is measured before the answer is given, so
+    paying for it in the answer's tokens would teach when to answer by something else than its reward.
 
-if __name__ == "__main__":
-    demo()
+    >>> session_advantage(.5, 1., gain_weight=.3)
+    0.8
+    """
+    return advantage + gain_weight * normalized_gain

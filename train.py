@@ -4,222 +4,101 @@
     python train.py --scenario subagent --method mosaic         # one method, the other scenario
     python train.py --model runs/compaction/mosaic/model --method mosaic --out runs/longer      # go on from a saved model
 
-One step: `rollout` attempts each question `group_size` times; `score_sessions` measures what each session gained;
-`credit` turns rewards, session counts and gains into one advantage per token; `update` takes the step. The four methods
-are one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, `mosaic` both.
+One step: `collect` samples attempts and measures what each session gained; `credit` turns rewards, session counts and
+gains into one advantage per token; `update` takes the step on `grpo_loss`. The four methods are one code with two
+weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, `mosaic` both. That is the whole
+method, and the first half of this file. Then: checkpoints, models, the command line.
 """
 import argparse
 import copy
-import gc
 import hashlib
 import inspect
 import json
 import math
+import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 import torch
+import transformers
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.logging import tqdm
 
-import rollout as rollout_module
+import infogain
+import rollout
 from figures.plot import plot_curves, table
-from figures.report import gains_by_case, mean, summarize, valid_actions, write_trajectories
-from infogain import answer_logprob, micro_batches, normalize_by_kind, score_sessions, share_prefixes, token_logprobs
-from mosaic import METHODS, session_advantage, trajectory_advantage
-from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, pad, read_tasks, rollout, show,
-                     space, tiny_tokenizer)
+from figures.report import (agreement, cost, files_of, gains_by_case, mean, notes, summarize, valid_actions,
+                            write_trajectories)
+from infogain import answer_logprob, batches, score_sessions, token_logprobs
+from mosaic import normalize_by_kind, session_advantage, trajectory_advantage
+from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, message,
+                     preamble, read_tasks, reply, sample_attempts, space, tiny_tokenizer)
 
-DEFAULTS = {"tiny": {"limit": 14, "questions": 32, "eval_questions": 64, "lr": 4e-3, "batch_tokens": 2048},
-            "pretrained": {"limit": 48, "questions": 8, "eval_questions": 16, "lr": 2e-6, "batch_tokens": 4096}}
-
-
-def seeded(*purpose):
-    """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same numbers."""
-    return random.Random(" ".join(map(str, purpose)))
+METHODS = ("broadcast", "usage", "gain", "mosaic")
 
 
-def uniforms(attempts, task, *purpose):
-    """The (attempts, turns, limit) uniform numbers that some attempts sample with, from a generator of their own."""
-    generator = torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
-    return torch.rand(attempts, task.turns, task.limit, generator=generator)
+@dataclass
+class Run:
+    """What stays the same during a run: its settings, the limits of an attempt, the tokenizer, the user's questions."""
+    args: argparse.Namespace
+    task: Task
+    tokenizer: object
+    tasks: list = ()            # without, questions of the toy world are drawn
 
 
-# ---------------------------------------------------------------- the model
+# ---------------------------------------------------------------- one step: sample, score, credit, update
 
-def tiny_model(tokenizer, seed):
-    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section 5)."""
-    start, end = control(tokenizer)
-    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
-                         initializer_range=.1, rope_parameters={"rope_type": "default", "rope_theta": 1000.},
-                         max_position_embeddings=1024, bos_token_id=None, eos_token_id=end,
-                         pad_token_id=tokenizer.pad_token_id)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(seed, "weights").getrandbits(63))
-        return Qwen3ForCausalLM(config).eval()      # no dropout, in training as in sampling
+def collect(model, run, questions, *purpose):
+    """Attempt every question `group_size` times and score the sessions. Returns (trajectories, costs by phase).
 
-
-def adamw(model, lr):
-    """AdamW on float32 copies of the parameters: in bfloat16, steps as small as reinforcement's would be rounded away.
-
-    The copies, its masters, are `optimizer.param_groups[0]["params"]`; of a float32 model they are its parameters' own memory.
+    purpose: what the samples are for, such as "rollout" and the step; with the run's seed, it seeds them.
     """
-    return torch.optim.AdamW([p.detach().float() for p in model.parameters()], lr, betas=(.9, .95), weight_decay=0., fused=True)
-
-
-def warm_start(model, tokenizer, task, seed, steps, attempts, lr):
-    """Supervised training on demonstrations by the imperfect teacher, so that reinforcement has something to reinforce."""
-    optimizer = adamw(model, lr)
-    schedule = get_cosine_schedule_with_warmup(optimizer, min(50, steps // 4), steps)
-    rng, bar = seeded(seed, "demonstrations"), tqdm(range(steps), desc=f"warm start ({task.scenario})", mininterval=1)
-    for _ in bar:
-        shown = [demonstrate(make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(attempts)]
-        rows = [row[:2] for trajectory in shown for row in merge_sessions(trajectory.sessions)]
-        count = sum(sum(mask) for _, mask in rows)
-        loss, _ = descend(model, optimizer, rows, (torch.long, torch.bool), 4096,
-                          lambda ids, mask, *tree: -token_logprobs(model, ids, mask, 1., *tree).sum() / count)
-        schedule.step()
-        bar.set_postfix(loss=loss, refresh=False)
-
-
-def warm_tiny_model(task, seed, steps, device, cache, fresh):
-    """The warmed-up tiny model, from the cache folder if it was built before by the same code."""
-    code = inspect.getsource(rollout_module) + inspect.getsource(tiny_model) + inspect.getsource(warm_start) + inspect.getsource(descend)
-    key = hashlib.sha256(f"{task} {seed} {steps} {code}".encode()).hexdigest()[:12]
-    tokenizer, folder = tiny_tokenizer(), Path(cache) / f"tiny-{task.scenario}-seed{seed}-{key}"
-    if folder.exists() and not fresh:
-        return AutoModelForCausalLM.from_pretrained(folder).to(device)
-    model = tiny_model(tokenizer, seed).to(device)
-    warm_start(model, tokenizer, task, seed, steps, attempts=24, lr=1e-2)
-    save(folder, model, tokenizer)
-    return model
-
-
-def save(folder, model, tokenizer, optimizer=None):
-    """Write a model in Hugging Face format with its tokenizer; OSError says what could not be written.
-
-    optimizer: its state is saved too, and the weights are its float32 copies. All goes to a hidden folder first, which takes
-    its name when it is whole: a kill, a full disk or a second run at the same time never leaves half a folder.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    hidden = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-    try:
-        masters = optimizer.param_groups[0]["params"] if optimizer else model.parameters()
-        model.save_pretrained(hidden / "whole", state_dict={name: p for (name, _), p in zip(model.named_parameters(), masters)})
-        tokenizer.save_pretrained(hidden / "whole")
-        if optimizer:
-            torch.save(optimizer.state_dict(), hidden / "whole" / "optimizer.pt")
-        try:
-            (hidden / "whole").rename(folder)
-        except OSError:             # it holds an older one, or another run was faster: that one makes way
-            folder.rename(hidden / "old")
-            (hidden / "whole").rename(folder)
-    except Exception as error:      # safetensors and torch have classes of their own for a full disk
-        raise OSError(f"cannot write {folder}: {error}") from error
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-# ---------------------------------------------------------------- credit: from trajectories to one advantage per token
-
-def collect(model, tokenizer, questions, task, args, purpose, usage):
-    """Attempt every question `group_size` times, score and credit the sessions. Returns (trajectories, costs by phase).
-
-    purpose: what the samples are for, such as (seed, "rollout", step); seeds them.
-    """
-    attempts = [question for question in questions for _ in range(args.group_size)]
-    numbers, begin = uniforms(len(attempts), task, *purpose), time.perf_counter()
-    trajectories = sample(model, tokenizer, attempts, task, args, numbers, args.temperature)
+    attempts, begin = [question for question in questions for _ in range(run.args.group_size)], time.perf_counter()
+    trajectories = sample(model, run, attempts, run.args.temperature, *purpose)
     costs, begin = cost("rollout", begin), time.perf_counter()
-    within_memory(args, "batch_tokens", lambda most: score_sessions(
-        trajectories, tokenizer, partial(answer_logprob, model, max_tokens=most)))
-    for i in range(0, len(trajectories), args.group_size):
-        credit(trajectories[i:i + args.group_size], usage)
+    score = partial(answer_logprob, model, max_tokens=run.args.batch_tokens)
+    score_sessions(trajectories, run.tokenizer, score)
     return trajectories, costs | cost("scoring", begin)
 
 
-def sample(model, tokenizer, questions, task, args, numbers, temperature):
-    """`rollout`, so many attempts at a time as fit into memory. What an attempt samples does not depend on the others."""
-    return within_memory(args, "batch_attempts", lambda most: [
-        trajectory for i in range(0, len(questions), most)
-        for trajectory in rollout(model, tokenizer, questions[i:i + most], task, numbers[i:i + most], temperature)])
+def sample(model, run, questions, temperature, *purpose):
+    """`sample_attempts`, so many at a time as fit into memory. What an attempt samples does not depend on the others."""
+    numbers, most = uniforms(len(questions), run.task, run.args.seed, *purpose), run.args.batch_attempts
+    parts = [slice(i, i + most) for i in range(0, len(questions), most)]
+    return [trajectory for part in parts for trajectory in sample_attempts(
+        model, run.tokenizer, questions[part], run.task, numbers[part], temperature)]
 
 
-def within_memory(args, limit, work):
-    """work(args.limit); whenever memory does not suffice, again with half of the limit, from there on."""
-    while True:
-        try:
-            return work(getattr(args, limit))
-        except torch.OutOfMemoryError:
-            if getattr(args, limit) == 1:
-                raise
-        setattr(args, limit, getattr(args, limit) // 2)
-        torch.cuda.empty_cache()
-        print(f"out of memory: --{limit.replace('_', '-')} is {getattr(args, limit)} from here on", file=sys.stderr)
+def credit(trajectories, group_size, usage, gain_weight):
+    """From rewards, session counts and gains to advantages: equations (1) to (5).
 
-
-def cost(phase, begin):
-    """Metrics of a phase: its seconds and, on a GPU, the gigabytes that tensors took at most since the last phase."""
-    costs = {f"seconds_{phase}": time.perf_counter() - begin}
-    if torch.cuda.is_available():
-        costs[f"gigabytes_{phase}"] = torch.cuda.max_memory_allocated() / 1e9
-        torch.cuda.reset_peak_memory_stats()
-    return costs
-
-
-def credit(group, usage):
-    """Fill in `advantage` of the attempts of one group and `normalized_gain` of all their sessions."""
-    rewards = torch.tensor([trajectory.reward for trajectory in group])                     # (G,)
-    counts = torch.tensor([len(trajectory.sessions) for trajectory in group])               # (G,)
-    for trajectory, advantage in zip(group, trajectory_advantage(rewards, counts, usage).tolist()):
-        trajectory.advantage = advantage
-    sessions = [session for trajectory in group for session in trajectory.sessions]
-    gains = torch.tensor([session.gain for session in sessions])                            # (N,)
-    for session, gain in zip(sessions, normalize_by_kind(gains, [session.kind for session in sessions]).tolist()):
-        session.normalized_gain = gain
-
-
-def token_advantages(trajectories, gain_weight):
-    """One list of advantages per session, as long as its ids (0 where the model did not write the token)."""
-    sessions = [session for trajectory in trajectories for session in trajectory.sessions]
-    advantage = torch.tensor([t.advantage for t in trajectories for _ in t.sessions])       # (S,)
-    gain = torch.tensor([session.normalized_gain for session in sessions])                  # (S,)
-    mask = pad([session.mask for session in sessions], torch.bool)                          # (S, T)
-    closing = torch.tensor([s.closing if s.stop == "answered" else len(s.ids) for s in sessions])       # (S,)
-    final_answer = torch.arange(mask.shape[1]) >= closing[:, None]                          # (S, T)
-    tokens = session_advantage(advantage, gain, final_answer, gain_weight) * mask           # (S, T)
-    return [row[:len(session.ids)] for row, session in zip(tokens.tolist(), sessions)]
-
-
-def merge_sessions(sessions, advantages=None):
-    """Rows (ids, mask, logps, advantages) to train on: sessions that continue one context share one row.
-
-    The model then reads a fork's parent context once, not once per session; each sampled token is still trained once, and
-    what comes after the last one is left out.
+    Fills in `advantage` of every attempt, `normalized_gain` and `advantages` of all their sessions.
     """
-    rows = []
-    for session, advantage in zip(sessions, advantages or [session.logps for session in sessions]):
-        new = [session.ids, session.mask, session.logps, advantage]
-        for row in rows:
-            if session.ids[:len(row[0])] == row[0] and not any(map(min, row[1], session.mask)):
-                row[1:] = [[a + b for a, b in zip_longest(old, add, fillvalue=0)] for old, add in zip(row[1:], new[1:])]
-                row[0] = session.ids
-                break
-        else:
-            rows.append(new)
-    return [[part[:len(row[1]) - row[1][::-1].index(1)] for part in row] for row in rows]
+    for i in range(0, len(trajectories), group_size):
+        group = trajectories[i:i + group_size]
+        rewards = torch.tensor([t.reward for t in group])                                   # (G,)
+        counts = torch.tensor([len(t.sessions) for t in group])                             # (G,)
+        for t, advantage in zip(group, trajectory_advantage(rewards, counts, usage).tolist()):
+            t.advantage = advantage
+        sessions = [session for t in group for session in t.sessions]
+        gains = torch.tensor([session.gain for session in sessions])                        # (N,)
+        for session, gain in zip(sessions, normalize_by_kind(gains, [s.kind for s in sessions]).tolist()):
+            session.normalized_gain = gain
+    for t in trajectories:
+        for s in t.sessions:
+            shaped = session_advantage(t.advantage, s.normalized_gain, gain_weight)
+            answer = s.closing if s.stop == "answered" else len(s.ids)      # where the attempt's final answer begins
+            s.advantages = [mask * (shaped if i < answer else t.advantage) for i, mask in enumerate(s.mask)]
 
-
-# ---------------------------------------------------------------- the update
 
 def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip_high=.28, ref_logps=None, kl=0.):
     """The clipped surrogate, equation (6): -sum over the model's tokens of min(ratio A, clip(ratio) A), over denominator.
@@ -238,192 +117,380 @@ def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip
     return -torch.where(mask, surrogate, 0.).sum() / max(denominator, 1), log_ratio.detach()
 
 
-def descend(model, optimizer, rows, dtypes, max_tokens, loss):
-    """One optimizer step on rows of lists, in micro-batches of at most `max_tokens` padded tokens. Returns (loss, gradient norm).
+def update(model, optimizer, trajectories, args, reference=None):
+    """One optimizer step on all sampled tokens of a step's credited trajectories. Returns its statistics."""
+    sessions = [session for t in trajectories for session in t.sessions]
+    rows = [up_to_last_sampled(s.ids, s.mask, s.logps, s.advantages) for s in sessions]
+    denominator, ratios = sum(sum(session.mask) for session in sessions), []
 
-    rows: their second list is the mask. dtypes: of a row's lists. loss: a function of the lists' (S, T) tensors, and of `place` and
-    `until` where rows were joined into trees, -> a scalar; the micro-batches' losses add up. Gradients add up in float32,
-    whatever the model's precision. A loss or gradient that is not finite changes nothing and returns None, None.
+    def loss(ids, mask, old_logps, advantages, *tree):
+        logps = token_logprobs(model, ids, mask, args.temperature, *tree)                   # (S, T)
+        ref_logps = None
+        if reference:
+            with torch.no_grad():
+                ref_logps = token_logprobs(reference, ids, mask, args.temperature, *tree)   # (S, T)
+        value, log_ratio = grpo_loss(logps, old_logps, advantages, mask, denominator, ref_logps=ref_logps, kl=args.kl)
+        ratios.append(log_ratio[mask])                                                      # (M,)
+        return value
+
+    dtypes = torch.long, torch.bool, torch.float, torch.float
+    total, norm = descend(model, optimizer, rows, dtypes, args.batch_tokens, loss)
+    return {"loss": total, "grad_norm": norm, "skipped": int(total is None), "tokens": denominator,
+            **agreement(torch.cat(ratios))}
+
+
+def up_to_last_sampled(ids, mask, *rest):
+    """A row to train on: what comes after the last sampled token predicts nothing that is trained."""
+    end = len(mask) - mask[::-1].index(1)
+    return [part[:end] for part in (ids, mask, *rest)]
+
+
+def descend(model, optimizer, rows, dtypes, max_tokens, loss):
+    """One optimizer step on rows of lists, in micro-batches of at most `max_tokens` padded tokens.
+
+    rows, dtypes: see `infogain.batches`. loss: a function of a micro-batch's (S, T) tensors -> a scalar; the micro-
+    batches' losses add up, and their gradients in float32, whatever the model's precision. Returns (loss, gradient
+    norm); where one of them is not finite, nothing changes and both are None.
     """
-    free = [row[1].index(1) - 1 for row in rows]        # nothing that was sampled is shared, nor what predicts it
-    if keeps_keys(model) and 2 * sum(free) > sum(len(row[0]) for row in rows):      # else the trees' mask costs more than they save
-        most = min(max_tokens, 4 * max(len(row[0]) for row in rows))
-        rows, dtypes = share_prefixes(rows, free, most), [*dtypes, torch.long, torch.long]
-    masters, total = optimizer.param_groups[0]["params"], 0.
+    total = 0.
     optimizer.zero_grad()
-    model.zero_grad()
-    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    for batch in micro_batches([len(row[0]) for row in rows], max_tokens):
-        for layer in layers:        # this alone switches gradient checkpointing, where it is enabled; all dropout stays off
-            layer.training = True
-        part = loss(*(pad(lists, dtype).to(model.device) for lists, dtype in zip(zip(*(rows[i] for i in batch)), dtypes)))
-        part.backward()
-        for layer in layers:
-            layer.training = False
-        total += part.item()
-        for master, p in zip(masters, model.parameters()):
+    for batch in batches(rows, max_tokens, keeps_keys(model), dtypes):
+        part = backward(model, loss, [tensor.to(model.device) for tensor in batch])
+        total += part
+        for master, p in zip(masters(optimizer), model.parameters()):
             if p.grad is not None:
                 master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
                 p.grad = None
-    norm = torch.nn.utils.clip_grad_norm_(masters, 1.).item()
+    norm = torch.nn.utils.clip_grad_norm_(masters(optimizer), 1.).item()
     if not (math.isfinite(total) and math.isfinite(norm)):
         return None, None
     optimizer.step()
     with torch.no_grad():
-        for master, p in zip(masters, model.parameters()):
+        for master, p in zip(masters(optimizer), model.parameters()):
             p.copy_(master)
     return total, norm
 
 
-def update(model, optimizer, trajectories, args, gain_weight, reference=None):
-    """One optimizer step on all sampled tokens of a step's trajectories. Returns its statistics."""
-    advantages = iter(token_advantages(trajectories, gain_weight))
-    rows = [row for t in trajectories for row in merge_sessions(t.sessions, [next(advantages) for _ in t.sessions])]
-    denominator, ratios = sum(sum(row[1]) for row in rows), []
+def backward(model, loss, batch):
+    """The loss of one micro-batch, its gradient added to the parameters'.
 
-    def loss(ids, mask, old_logps, advantage, *tree):
-        logps = token_logprobs(model, ids, mask, args.temperature, *tree)                   # (S, T)
-        with torch.no_grad():
-            ref_logps = token_logprobs(reference, ids, mask, args.temperature, *tree) if reference else None     # (S, T)
-        value, log_ratio = grpo_loss(logps, old_logps, advantage, mask, denominator, ref_logps=ref_logps, kl=args.kl)
-        ratios.append(log_ratio[mask])                                                      # (M,)
-        return value
-
-    def attempt(most):
-        ratios.clear()
-        return descend(model, optimizer, rows, (torch.long, torch.bool, torch.float, torch.float), most, loss)
-
-    total, norm = within_memory(args, "batch_tokens", attempt)
-    gap = torch.cat(ratios)                                                                 # (tokens of the step,)
-    ratio = gap.exp()
-    return {"loss": total, "grad_norm": norm, "skipped": int(total is None), "tokens": denominator,
-            "ratio_mean": ratio.mean().item(), "ratio_max": ratio.max().item(),
-            "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item(),
-            "gap_mean": gap.abs().mean().item(), "gap_p99": gap.abs().quantile(.99).item()}
+    Layers alone are in training mode meanwhile, which switches gradient checkpointing where it is enabled, and no
+    dropout, as this sits in modules below them.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    try:
+        for layer in layers:
+            layer.training = True
+        value = loss(*batch)
+        value.backward()
+    finally:
+        for layer in layers:
+            layer.training = False
+    return value.item()
 
 
-def evaluate(model, tokenizer, questions, task, args, usage):
-    """Held-out questions, the same at every call, sampled and greedy. Returns (metrics, the sampled trajectories)."""
-    sampled, _ = collect(model, tokenizer, questions, task, args, (args.seed, "evaluation"), usage)
-    greedy = sample(model, tokenizer, questions, task, args, uniforms(len(questions), task, "greedy"), temperature=0)
-    metrics = {**summarize(sampled, args.group_size, tokenizer), "valid_actions": valid_actions(sampled, tokenizer),
-               "success_greedy": mean(t.reward for t in greedy), "valid_actions_greedy": valid_actions(greedy, tokenizer)}
-    return {f"eval_{name}": value for name, value in metrics.items()}, sampled
+def adamw(model, lr):
+    """AdamW on float32 copies of the parameters: in bfloat16, steps as small as reinforcement's would be rounded away.
+
+    The copies of a float32 model are its parameters' own memory.
+    """
+    copies = [p.detach().float() for p in model.parameters()]
+    return torch.optim.AdamW(copies, lr, betas=(.9, .95), weight_decay=0., fused=True)
+
+
+def masters(optimizer):
+    """The float32 copies of the parameters that an optimizer works on, in the model's order."""
+    return optimizer.param_groups[0]["params"]
 
 
 # ---------------------------------------------------------------- the training loop
 
-def train(method, start, tokenizer, task, args, folder, tasks=()):
-    """Train a copy of the model `start` with one method, in its folder, from the last checkpoint if there is one.
-
-    tasks: the user's own questions; without, questions of the toy world are drawn.
-    """
-    usage, gain_weight = (on * weight for on, weight in zip(METHODS[method], (args.usage, args.gain_weight)))
-    reference = start.requires_grad_(False) if args.kl else None
+def train(method, start, run, folder):
+    """Train a copy of the model `start` with one method, in its folder, from the last checkpoint if there is one."""
+    args, weights = run.args, weights_of(method, run.args)
     model = copy.deepcopy(start).requires_grad_(True)
+    reference = start.requires_grad_(False) if args.kl else None
     optimizer = adamw(model, args.lr)
-    held_out, training = draw_questions(args, task, tasks, "held-out questions"), partial(draw_questions, args, task, tasks, "questions")
-    first, skipped, stop = resume(folder, model, optimizer), 0, []
-    signal.signal(signal.SIGINT, lambda *_: (stop.append(True), signal.signal(signal.SIGINT, signal.default_int_handler)))
-    bar = tqdm(range(first, args.steps + 1), desc=f"{method:9}", initial=first, total=args.steps + 1, mininterval=1)
+    first, skipped, interrupted = resume(folder, model, optimizer), 0, catch_interrupt()
+    bar = tqdm(range(first, args.steps + 1), f"{method:9}", initial=first, total=args.steps + 1, mininterval=1)
     for step in bar:
-        line, begin = {"step": step}, time.perf_counter()
-        if step % args.eval_every == 0 or step == args.steps:
-            metrics, sampled = evaluate(model, tokenizer, held_out, task, args, usage)
-            shown = sampled[:args.group_size]
-            write_trajectories(folder / "trajectories.jsonl", step, shown, token_advantages(shown, gain_weight), tokenizer)
-            line |= metrics | {"eval_gains_by_case": gains_by_case(sampled, tokenizer)}
-            line |= cost("evaluation", begin)
-        if step < args.steps:
-            trajectories, costs = collect(model, tokenizer, training(step), task, args, (args.seed, "rollout", step), usage)
-            begin = time.perf_counter()
-            line |= update(model, optimizer, trajectories, args, gain_weight, reference) | summarize(trajectories, args.group_size, tokenizer)
-            line |= costs | cost("update", begin)
+        line, last = {"step": step}, step == args.steps
+        if last or step % args.eval_every == 0:
+            line |= within_memory(args, lambda: evaluate(model, run, weights, folder, step))
+        if not last:
+            line |= within_memory(args, lambda: one_step(model, optimizer, reference, run, weights, folder, step))
             skipped = skipped + 1 if line["skipped"] else 0
             for note in notes(line, step == first):
                 bar.write(f"step {step}: {note}")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         bar.set_postfix(success=f"{line.get('success', 0):.2f}", sessions=f"{line.get('sessions', 0):.2f}", refresh=False)
-        if step < args.steps and ((step + 1) % args.save_every == 0 or stop or skipped == 3):
-            save(folder / f"checkpoint-{step + 1}", model, tokenizer, optimizer)
-            for old in checkpoints(folder)[:-2]:
-                shutil.rmtree(old)
+        if not last and ((step + 1) % args.save_every == 0 or interrupted or skipped == 3):
+            checkpoint(folder, model, run.tokenizer, optimizer, step + 1)
         if skipped == 3:
-            torch.save([[s.__dict__ for s in t.sessions] for t in trajectories], folder / "offending.pt")
-            sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and, in offending.pt, the step's sessions")
-        if stop and step < args.steps:
+            sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and, in offending.pt, the "
+                     "sessions of the last one")
+        if interrupted and not last:
             sys.exit(f"stopped after step {step}, with a checkpoint; go on with: python train.py --resume --out {args.out}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    save(folder / "model", model, tokenizer)
-    if stop:
+    save(folder / "model", model, run.tokenizer)
+    if interrupted:
         sys.exit(f"stopped when {method} was finished; go on with: python train.py --resume --out {args.out}")
 
 
-def notes(line, first):
-    """What a person should know of a step's metrics at once."""
-    if first:
-        yield ", ".join(f"{name} {value:.2f}" for name, value in line.items() if name.startswith(("seconds", "gigabytes")))
-    if first and line["gap_mean"] > .05:
-        yield (f"warning: log-probabilities at sampling and in training differ by {line['gap_mean']:.3f} on average (99th percentile "
-               f"{line['gap_p99']:.3f}), so the ratios of equation (6) mean little; try --dtype float32")
-    if line["groups_without_variance"] == 1:
-        yield "every group's rewards are equal, so there is no trajectory-level gradient"
+def weights_of(method, args):
+    """(usage, gain weight) of a method: which of Mosaic's two signals it has."""
+    return args.usage if method in ("usage", "mosaic") else 0., args.gain_weight if method in ("gain", "mosaic") else 0.
+
+
+def one_step(model, optimizer, reference, run, weights, folder, step):
+    """One training step; returns its metrics. A step that is not finite leaves its sessions in offending.pt."""
+    trajectories, costs = collect(model, run, draw_questions(run, step), "rollout", step)
+    begin = time.perf_counter()
+    credit(trajectories, run.args.group_size, *weights)
+    line = update(model, optimizer, trajectories, run.args, reference)
     if line["skipped"]:
-        yield "loss or gradient is not finite; the step is skipped"
+        torch.save([[vars(session) for session in t.sessions] for t in trajectories], folder / "offending.pt")
+    return line | summarize(trajectories, run.args.group_size, run.tokenizer) | costs | cost("update", begin)
 
 
-def draw_questions(args, task, tasks, purpose, *step):
-    """Questions of the toy world, or of the user's tasks, of which the last tenth (at most eval-questions) is held out."""
-    rng, count = seeded(args.seed, purpose, *step), args.questions if step else args.eval_questions
-    if not tasks:
-        return [make_question(rng, task.says["question"]) for _ in range(count)]
-    held_out = min(args.eval_questions, max(1, len(tasks) // 10))
-    return rng.sample(tasks[:-held_out], min(count, len(tasks) - held_out)) if step else tasks[-held_out:]
+def evaluate(model, run, weights, folder, step):
+    """Metrics on held-out questions, the same at every call, sampled and greedy; one group is written out in full."""
+    questions, begin = held_out_questions(run), time.perf_counter()
+    sampled, _ = collect(model, run, questions, "evaluation")
+    greedy = sample(model, run, questions, 0, "greedy")
+    credit(sampled, run.args.group_size, *weights)
+    write_trajectories(folder / "trajectories.jsonl", step, sampled[:run.args.group_size], run.tokenizer)
+    metrics = summarize(sampled, run.args.group_size, run.tokenizer) | {
+        "gains_by_case": gains_by_case(sampled, run.tokenizer), "valid_actions": valid_actions(sampled, run.tokenizer),
+        "valid_actions_greedy": valid_actions(greedy, run.tokenizer), "success_greedy": mean(t.reward for t in greedy)}
+    return {f"eval_{name}": value for name, value in metrics.items()} | cost("evaluation", begin)
 
 
-def checkpoints(folder):
-    """A method's checkpoints, oldest first; checkpoint-N is the state before step N."""
-    return sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+def draw_questions(run, step):
+    """The questions of a training step, of the toy world or from the user's tasks, less those held out."""
+    rng, count = seeded(run.args.seed, "questions", step), run.args.questions
+    if run.tasks:
+        training = run.tasks[:-len(held_out_questions(run))]
+        return rng.sample(training, min(count, len(training)))
+    return [make_question(rng, run.task.says["question"]) for _ in range(count)]
+
+
+def held_out_questions(run):
+    """The questions of evaluations: the last tenth of the user's tasks, or questions of the toy world."""
+    rng, count = seeded(run.args.seed, "held-out questions"), run.args.eval_questions
+    if run.tasks:
+        return run.tasks[-min(count, max(1, len(run.tasks) // 10)):]
+    return [make_question(rng, run.task.says["question"]) for _ in range(count)]
+
+
+def seeded(*purpose):
+    """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same numbers."""
+    return random.Random(" ".join(map(str, purpose)))
+
+
+def uniforms(attempts, task, *purpose):
+    """The (attempts, turns, limit) uniform numbers that some attempts sample with, from a generator of their own."""
+    generator = torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
+    return torch.rand(attempts, task.turns, task.limit, generator=generator)
+
+
+def within_memory(args, work):
+    """work(); whenever memory does not suffice, again in half as large batches. All is seeded: the result is the same."""
+    while True:
+        try:
+            return work()
+        except torch.OutOfMemoryError:
+            if args.batch_tokens == args.batch_attempts == 1:
+                raise
+        args.batch_tokens, args.batch_attempts = max(args.batch_tokens // 2, 1), max(args.batch_attempts // 2, 1)
+        torch.cuda.empty_cache()
+        print(f"out of memory: --batch-tokens is {args.batch_tokens} and --batch-attempts {args.batch_attempts} "
+              "from here on", file=sys.stderr)
+
+
+def catch_interrupt():
+    """A list that Ctrl-C fills, so that the step is finished first; a second Ctrl-C ends the run at once."""
+    pressed = []
+
+    def press(*_):
+        pressed.append(True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, press)
+    return pressed
+
+
+# ---------------------------------------------------------------- checkpoints
+
+LOGS = ("metrics.jsonl", "trajectories.jsonl")
+
+
+def save(folder, model, tokenizer, weights=None, state=None):
+    """Write a model in Hugging Face format with its tokenizer; OSError says what could not be written.
+
+    weights: of its parameters, if others than its own; state: of the training, beside it. All goes to a hidden folder
+    first, which takes its name when it is whole and on the disk: a kill, a full disk or a second run at the same time
+    never leaves half a folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    hidden = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    whole = hidden / folder.name
+    try:
+        names = [name for name, _ in model.named_parameters()]
+        model.save_pretrained(whole, state_dict=dict(zip(names, weights or model.parameters())))
+        tokenizer.save_pretrained(whole)
+        if state:
+            torch.save(state, whole / "training.pt")
+        for path in whole.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        if folder.exists():             # an older one, or that of another run, which was faster, makes way
+            folder.rename(hidden / "old")
+        whole.rename(folder)
+    except Exception as error:          # safetensors and torch have classes of their own for a full disk
+        raise OSError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def checkpoint(folder, model, tokenizer, optimizer, step):
+    """Save the state before a step, float32 weights and the lengths of the logs included; keep the one before it."""
+    lengths = {name: (folder / name).stat().st_size for name in LOGS}
+    state = {"step": step, "lengths": lengths, "optimizer": optimizer.state_dict()}
+    save(folder / "checkpoint-new", model, tokenizer, masters(optimizer), state)
+    if (folder / "checkpoint").exists():
+        shutil.rmtree(folder / "checkpoint-before", ignore_errors=True)
+        (folder / "checkpoint").rename(folder / "checkpoint-before")
+    (folder / "checkpoint-new").rename(folder / "checkpoint")
 
 
 def resume(folder, model, optimizer):
-    """Load the newest sound checkpoint whose steps are all in metrics.jsonl, cut both logs back to it, return its step.
+    """Load the newest sound checkpoint, cut the logs back to what they were then, return its step; 0 without one.
 
-    All that is random is seeded by its purpose and step, so this is the whole state. Without a checkpoint: step 0.
+    All that is random is seeded by its purpose and step, so this is the whole state.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for hidden in folder.glob(".*"):                                    # what a killed run was writing
+    for hidden in folder.glob(".unfinished-*"):                         # what a killed run was writing
         shutil.rmtree(hidden)
-    lines = {path: intact(path) for path in (folder / "metrics.jsonl", folder / "trajectories.jsonl")}
-    step, logged = 0, len(lines[folder / "metrics.jsonl"])
-    for path in reversed([path for path in checkpoints(folder) if int(path.name.split("-")[1]) <= logged]):
+    step, lengths = 0, dict.fromkeys(LOGS, 0)
+    for path in [folder / name for name in ("checkpoint-new", "checkpoint", "checkpoint-before")]:
         try:
-            saved = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-            optimizer.load_state_dict(torch.load(path / "optimizer.pt", weights_only=True))
-            with torch.no_grad():
-                for master, p, weight in zip(optimizer.param_groups[0]["params"], model.parameters(), saved.parameters(), strict=True):
-                    p.copy_(master.copy_(weight))
-            step = int(path.name.split("-")[1])
-            break
+            if path.exists():
+                step, lengths = load(path, model, optimizer)
+                break
         except Exception as error:      # whatever a damaged file makes torch, safetensors or json raise
             print(f"{path} is damaged ({str(error).splitlines()[0][:80]}), so the one before it is used", file=sys.stderr)
-    for path, kept in lines.items():
-        path.with_suffix(".new").write_text("".join(line for line in kept if json.loads(line)["step"] < step))
-        path.with_suffix(".new").rename(path)
+    for name, length in lengths.items():
+        (folder / name).touch()
+        os.truncate(folder / name, length)
     return step
 
 
-def intact(path):
-    """The lines of a JSONL file, up to the first that is cut short or damaged."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    for i, line in enumerate(lines):
-        try:
-            json.loads(line if line.endswith("\n") else "")
-        except ValueError:
-            print(f"{path}: line {i + 1} is damaged; the run goes on from before it", file=sys.stderr)
-            return lines[:i]
-    return lines
+def load(path, model, optimizer):
+    """Put a checkpoint into a model and its optimizer; returns its step and the lengths of its logs."""
+    saved = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    state = torch.load(path / "training.pt", weights_only=True)
+    for name, length in state["lengths"].items():
+        if (path.parent / name).stat().st_size < length:
+            raise ValueError(f"{name} has lost lines since then")
+    optimizer.load_state_dict(state["optimizer"])
+    with torch.no_grad():
+        for master, p, weight in zip(masters(optimizer), model.parameters(), saved.parameters(), strict=True):
+            p.copy_(master.copy_(weight))
+    return state["step"], state["lengths"]
+
+
+# ---------------------------------------------------------------- models
+
+def tiny_model(tokenizer, seed):
+    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section 5)."""
+    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
+                         initializer_range=.1, rope_parameters={"rope_type": "default", "rope_theta": 1000.},
+                         max_position_embeddings=1024, bos_token_id=None, eos_token_id=control(tokenizer)[1],
+                         pad_token_id=tokenizer.pad_token_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(seed, "weights").getrandbits(63))
+        return Qwen3ForCausalLM(config).eval()      # no dropout, in training as in sampling
+
+
+def warm_start(model, tokenizer, task, seed, steps, attempts, lr):
+    """Supervised training on demonstrations by the imperfect teacher, so that there is something to reinforce."""
+    optimizer = adamw(model, lr)
+    schedule = get_cosine_schedule_with_warmup(optimizer, min(50, steps // 4), steps)
+    rng, bar = seeded(seed, "demonstrations"), tqdm(range(steps), f"warm start ({task.scenario})", mininterval=1)
+    for _ in bar:
+        shown = [demonstrate(make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(attempts)]
+        rows = [up_to_last_sampled(s.ids, s.mask) for t in shown for s in t.sessions]
+        count = sum(sum(mask) for _, mask in rows)
+        loss, _ = descend(model, optimizer, rows, (torch.long, torch.bool), 4096,
+                          lambda ids, mask, *tree: -token_logprobs(model, ids, mask, 1., *tree).sum() / count)
+        schedule.step()
+        bar.set_postfix(loss=loss, refresh=False)
+
+
+def warm_tiny_model(task, args):
+    """The warmed-up tiny model, from the cache folder if it was built before by the same code and libraries."""
+    parts = rollout, infogain, tiny_model, warm_start, up_to_last_sampled, descend, backward, adamw, masters, seeded
+    depends_on = [task, args.seed, args.warm_start, torch.__version__, transformers.__version__, *map(inspect.getsource, parts)]
+    key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:12]
+    folder = Path(args.cache) / f"tiny-{task.scenario}-seed{args.seed}-{key}"
+    if folder.exists() and not args.fresh:
+        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(folder.stat().st_mtime))
+        print(f"the warm start of {date} is used, kept in {folder}; --fresh makes it anew")
+        return AutoModelForCausalLM.from_pretrained(folder).to(args.device)
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, args.seed).to(args.device)
+    warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=24, lr=1e-2)
+    save(folder, model, tokenizer)
+    return model
+
+
+def load_tokenizer(args):
+    """The model's tokenizer. Here and in the next two functions, bad input ends the run before anything is written."""
+    if args.model == "tiny":
+        return tiny_tokenizer()
+    with refusing(f"--model {args.model} is no causal language model with a ChatML tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        if None in control(tokenizer) or tokenizer.unk_token_id in control(tokenizer):
+            raise ValueError("its tokenizer lacks ChatML's <|im_start|> and <|im_end|>")
+        return tokenizer
+
+
+def load_tasks(args, task, tokenizer):
+    """The questions of --tasks, each of which must fit the window with any one of its pages."""
+    if not args.tasks:
+        return []
+    if not task.plain:
+        fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
+    opening, room = len(preamble(tokenizer, task.says[task.scenario])), space(task, tokenizer)
+    with refusing("--tasks"):
+        tasks = read_tasks(args.tasks)
+        if len(tasks) < 2:
+            raise ValueError(f"{args.tasks} holds fewer than two questions, but one is held out")
+        for line, question in enumerate(tasks, 1):
+            longest = max(len(reply(tokenizer, (), page)) for page in question.pages.values())
+            need = opening + len(message(tokenizer, question.question)) + task.limit + longest
+            if need > room:
+                raise ValueError(f"{args.tasks}, line {line}: the question, a search and its longest page may take "
+                                 f"{need} tokens, but the window has room for {room}; shorten the page or use "
+                                 f"--window {task.window + need - room} or more")
+    return tasks
+
+
+def load_model(args, task):
+    """The starting policy, on the device."""
+    with refusing(f"--device {args.device} is not available here; try --device cpu"):
+        torch.zeros(1, device=args.device)
+    if args.model == "tiny":
+        return warm_tiny_model(task, args)
+    warmed = Path(args.out) / "start"
+    with refusing(f"--model {args.model} is no causal language model with a ChatML tokenizer"):
+        source = warmed if args.resume and warmed.exists() else args.model
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, args.dtype))
+    if task.plain and args.device != "cpu":
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return model.to(args.device).eval()
 
 
 # ---------------------------------------------------------------- the command line
@@ -434,173 +501,149 @@ def fail(message):
     sys.exit(2)
 
 
+@contextmanager
+def refusing(what):
+    """Whatever goes wrong within is bad input: says what, and the first line of the reason."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        fail(f"{what}: {str(error).splitlines()[0]}")
+
+
 def number(kind, low, below=math.inf, above=-math.inf):
-    """An argparse type: a number of at least `low`, `below` one bound and `above` another."""
+    """An argparse type: a number of at least `low`, below one bound and above another."""
     def parse(text):
         value = kind(text)
         if not (low <= value < below and value > above):
-            least = f"above {above}" if above == low else f"at least {low}"
-            raise argparse.ArgumentTypeError(f"{text} is not {least} and below {below}")
+            raise argparse.ArgumentTypeError(f"{text} is not at least {low}, above {above} and below {below}")
         return value
     parse.__name__ = kind.__name__
     return parse
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    """Flags -> settings. A default that is a pair (for the tiny model, for others) stays one until `settle`."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
+                                     argument_default=argparse.SUPPRESS)
     parser.error = fail
-    positive, weight = number(int, 1), number(float, 0)
+    count, weight, defaults = number(int, 1), number(float, 0), {}
 
-    def add(flag, default=None, help="", **rest):
-        name = flag[2:].replace("-", "_")
-        if name in DEFAULTS["tiny"]:
-            help += f" (default: {DEFAULTS['tiny'][name]} for the tiny model, {DEFAULTS['pretrained'][name]} for others)"
-        parser.add_argument(flag, default=default, help=help + (f" (default: {default})" if default not in (None, False) else ""), **rest)
+    def add(flag, default, help, **rest):
+        defaults[flag[2:].replace("-", "_")] = default
+        shown = "{} for the tiny model, {} for others".format(*default) if isinstance(default, tuple) else default
+        parser.add_argument(flag, help=f"{help} (default: {shown})" if shown else help, **rest)
 
-    add("--scenario", choices=list(WINDOWS), default="compaction", help="how a context that grows too long is handled")
-    add("--method", choices=list(METHODS), nargs="+", default=["broadcast", "mosaic"], help="one or more, each from the same start")
-    add("--model", default="tiny", help="tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
-    add("--tasks", help="a JSONL file of your own questions (see README); default: questions of the toy world")
-    add("--window", type=positive, help=f"tokens of a context (default: {WINDOWS} for the tiny model, {PLAIN_WINDOWS} for others)")
-    add("--turns", type=positive, default=12, help="actions per attempt, of all its agents together")
-    add("--limit", type=positive, help="tokens of an action")
-    add("--steps", type=number(int, 0), default=60, help="GRPO steps")
-    add("--questions", type=positive, help="questions per step")
-    add("--group-size", type=positive, default=8, help="attempts per question")
-    add("--usage", type=number(float, 0, below=1), default=.5, help="weight of the session-usage signal (trajectory level)")
-    add("--gain-weight", type=weight, default=.15, help="weight of the normalized information gain (session level)")
-    add("--lr", type=weight, help="learning rate")
-    add("--kl", type=weight, default=0., help="weight of the divergence from the starting policy")
-    add("--temperature", type=number(float, 0, above=0), default=1., help="of sampling, in rollouts and update alike")
-    add("--warm-start", type=number(int, 0), help="steps of supervised training on demonstrations before all else (default: 2000 for tiny, else 0)")
-    add("--eval-questions", type=positive, help="held-out questions, each attempted group-size times")
-    add("--eval-every", type=positive, default=10, help="steps between evaluations")
-    add("--save-every", type=positive, default=20, help="steps between checkpoints")
-    add("--batch-tokens", type=positive, help="padded tokens per micro-batch of scoring and update")
-    add("--batch-attempts", type=positive, default=512, help="attempts sampled side by side")
-    add("--dtype", choices=["float32", "bfloat16"], help="of weights and activations (default: bfloat16 for a pretrained model on a GPU, else float32)")
-    add("--seed", type=int, default=0, help="of everything that is random")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda, cuda:1, mps, ...")
-    add("--cache", default=str(Path(__file__).parent / ".cache"), help="where the warmed-up tiny model is kept")
-    add("--fresh", default=False, action="store_true", help="warm up the tiny model anew")
-    add("--out", help="the run's folder (default: runs/SCENARIO)")
-    add("--overwrite", default=False, action="store_true", help="replace the run that --out holds")
-    add("--resume", default=False, action="store_true", help="go on with the run that --out holds, with its own settings")
-    args = parser.parse_args(argv)
-    args.out = args.out or f"runs/{args.scenario}"
-    if args.resume:
-        try:
-            saved = json.loads((Path(args.out) / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            fail(f"--resume: {args.out} holds no run that could go on ({error})")
-        parser.set_defaults(**saved)
-        args = parser.parse_args(argv)
-        changed = [f"--{key.replace('_', '-')}" for key in saved if key != "steps" and getattr(args, key) != saved[key]]
-        if changed:
-            fail(f"--resume goes on with the run's own settings; leave out {', '.join(changed)}, or start anew with --overwrite")
-    return args
+    add("--scenario", "compaction", "how a context that grows too long is handled", choices=list(WINDOWS))
+    add("--method", ["broadcast", "mosaic"], "one or more, each from the same start", choices=METHODS, nargs="+")
+    add("--model", "tiny", "tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
+    add("--tasks", None, "a JSONL file of your own questions (see README); without, questions of the toy world")
+    add("--window", (WINDOWS, PLAIN_WINDOWS), "tokens of a context", type=count)
+    add("--turns", 12, "actions per attempt, of all its agents together", type=count)
+    add("--limit", (14, 48), "tokens of an action", type=count)
+    add("--steps", 60, "GRPO steps", type=number(int, 0))
+    add("--questions", (32, 8), "questions per step", type=count)
+    add("--group-size", 8, "attempts per question", type=count)
+    add("--usage", .5, "weight of the session-usage signal (trajectory level)", type=number(float, 0, below=1))
+    add("--gain-weight", .15, "weight of the normalized information gain (session level)", type=weight)
+    add("--lr", (4e-3, 2e-6), "learning rate", type=weight)
+    add("--kl", 0., "weight of the divergence from the starting policy", type=weight)
+    add("--temperature", 1., "of sampling, in rollouts and update alike", type=number(float, 0, above=0))
+    add("--warm-start", (2000, 0), "steps of supervised training on demonstrations before all else", type=number(int, 0))
+    add("--eval-questions", (64, 16), "held-out questions, each attempted group-size times", type=count)
+    add("--eval-every", 10, "steps between evaluations", type=count)
+    add("--save-every", 20, "steps between checkpoints", type=count)
+    add("--batch-tokens", (2048, 4096), "padded tokens per micro-batch of scoring and update", type=count)
+    add("--batch-attempts", 512, "attempts sampled side by side", type=count)
+    add("--dtype", None, "of weights and activations (default: bfloat16 for a pretrained model on a GPU, else float32)",
+        choices=["float32", "bfloat16"])
+    add("--seed", 0, "of everything that is random", type=int)
+    add("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, cuda:1, mps, ...")
+    add("--cache", str(Path(__file__).parent / ".cache"), "where the warmed-up tiny model is kept")
+    add("--fresh", False, "warm up the tiny model anew", action="store_true")
+    add("--out", None, "the run's folder (default: runs/SCENARIO)")
+    add("--overwrite", False, "replace the run that --out holds", action="store_true")
+    add("--resume", False, "go on with the run that --out holds, with its own settings", action="store_true")
+    given = vars(parser.parse_args(argv))
+    settings = defaults | given
+    settings["out"] = settings["out"] or f"runs/{settings['scenario']}"
+    return argparse.Namespace(**(settings | saved_settings(settings["out"], given) if settings["resume"] else settings))
+
+
+def saved_settings(out, given):
+    """The settings of the run in `out`, of which the command line may change none but --steps."""
+    with refusing(f"--resume: {out} holds no run that could go on"):
+        saved = json.loads((Path(out) / "config.json").read_text())
+    changed = [f"--{key.replace('_', '-')}" for key in given
+               if key in saved and key != "steps" and given[key] != saved[key]]
+    if changed:
+        fail(f"--resume goes on with the run's own settings; leave out {', '.join(changed)}, or start anew with --overwrite")
+    return saved | given
 
 
 def settle(args, tokenizer):
     """Fill in the settings that depend on the kind of model, which its tokenizer tells. Returns the Task."""
     plain = tokenizer.unk_token_id is None or tokenizer.unk_token_id not in encode(tokenizer, PLAIN["compaction"][0])
-    defaults = {**DEFAULTS["pretrained" if plain else "tiny"], "warm_start": 2000 if args.model == "tiny" else 0,
-                "window": (PLAIN_WINDOWS if plain else WINDOWS)[args.scenario],
-                "dtype": "bfloat16" if plain and args.device.startswith("cuda") else "float32"}
-    for name, value in defaults.items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    if args.model != "tiny" and isinstance(args.warm_start, tuple):
+        args.warm_start = 0
+    for name, value in vars(args).items():
+        if isinstance(value, tuple):
+            value = value[plain]
+            setattr(args, name, value[args.scenario] if name == "window" else value)
+    if args.dtype is None:
+        args.dtype = "bfloat16" if plain and args.device.startswith("cuda") else "float32"
     return Task(args.scenario, args.window, args.turns, args.limit, plain)
 
 
-def load_tokenizer(args):
-    """The model's tokenizer. Here and in the next two functions, bad input ends the run before anything is written."""
-    if args.model == "tiny":
-        return tiny_tokenizer()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        if None in control(tokenizer) or tokenizer.unk_token_id in control(tokenizer):
-            raise ValueError("its tokenizer lacks ChatML's <|im_start|> and <|im_end|>")
-    except (OSError, ValueError) as error:
-        fail(f"--model {args.model} is no causal language model with a ChatML tokenizer: {str(error).splitlines()[0]}")
-    return tokenizer
-
-
-def load_tasks(args, task, tokenizer):
-    """The questions of --tasks, each of which must fit the window with any one of its pages."""
-    if args.tasks and not task.plain:
-        fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
-    try:
-        tasks = read_tasks(args.tasks) if args.tasks else []
-        for line, question in enumerate(tasks, 1):
-            longest = max(len(show(tokenizer, [None], page)) for page in question.pages.values())
-            need = len(show(tokenizer, [], question.question, task.says[task.scenario])) + task.limit + longest
-            if need > space(task, tokenizer):
-                raise ValueError(f"{args.tasks}, line {line}: the question, a search and its longest page may take {need} tokens, "
-                                 f"but the window has room for {space(task, tokenizer)}; shorten the page or use "
-                                 f"--window {task.window + need - space(task, tokenizer)} or more")
-    except (OSError, ValueError) as error:
-        fail(f"--tasks: {error}")
-    if args.tasks and len(tasks) < 2:
-        fail(f"--tasks: {args.tasks} holds fewer than two questions, but one is held out")
-    return tasks
-
-
-def load_model(args, task, tokenizer):
-    """The starting policy, on the device."""
-    try:
-        torch.zeros(1, device=args.device)
-    except (RuntimeError, AssertionError, ValueError) as error:
-        fail(f"--device {args.device} is not available here ({str(error).splitlines()[0]}); try --device cpu")
-    if args.model == "tiny":
-        return warm_tiny_model(task, args.seed, args.warm_start, args.device, args.cache, args.fresh)
-    warmed = Path(args.out) / "start"
-    try:
-        model = AutoModelForCausalLM.from_pretrained(warmed if args.resume and warmed.exists() else args.model, dtype=getattr(torch, args.dtype))
-    except (OSError, ValueError) as error:
-        fail(f"--model {args.model} is no causal language model with a ChatML tokenizer: {str(error).splitlines()[0]}")
-    if task.plain and args.device != "cpu":
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    return model.to(args.device).eval()
-
-
-def main(args):
+def check_out(args):
+    """A new run needs a folder that is free, or a run there that makes way."""
     out = Path(args.out)
     if out.exists() and any(out.iterdir()) and not args.resume:
         if not (out / "config.json").exists():
             fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
         if not args.overwrite:
-            fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume to go on with it")
+            fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume "
+                 "to go on with it")
+
+
+def begin_run(args, out):
+    """An empty run's folder, but for its settings in config.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    for part in (*METHODS, "start"):
+        shutil.rmtree(out / part, ignore_errors=True)
+    elsewhere = ("out", "cache", "device", "fresh", "overwrite", "resume")
+    config = {key: value for key, value in vars(args).items() if key not in elsewhere}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main(args):
+    transformers.utils.logging.disable_progress_bar()       # none of the library's between ours
+    transformers.utils.logging.set_verbosity_error()
+    check_out(args)
     if args.group_size == 1:
-        print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2 or more")
-    tokenizer = load_tokenizer(args)
+        print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2")
+    tokenizer, out = load_tokenizer(args), Path(args.out)
     task = settle(args, tokenizer)
-    tasks = load_tasks(args, task, tokenizer)
-    model = load_model(args, task, tokenizer)
+    run = Run(args, task, tokenizer, load_tasks(args, task, tokenizer))
+    model = load_model(args, task)
     if not args.resume:
-        for part in (*METHODS, "start") if out.exists() else ():
-            shutil.rmtree(out / part, ignore_errors=True)
-        out.mkdir(parents=True, exist_ok=True)
-        config = {key: value for key, value in vars(args).items()
-                  if key not in ("out", "cache", "device", "fresh", "overwrite", "resume")}
-        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        begin_run(args, out)
     if args.model != "tiny" and args.warm_start and not (out / "start").exists():
         warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=4, lr=2e-4)
         save(out / "start", model, tokenizer)
     for method in dict.fromkeys(args.method):
         if not (out / method / "model").exists():
-            train(method, model, tokenizer, task, args, out / method, tasks)
+            train(method, model, run, out / method)
     plot_curves(out)
-    print(f"\n{table(out)}\n\nEverything is in {out}: curves.png, and a folder per method with its metrics and model.")
+    print(f"\n{table(out)}\n\n{files_of(out, args.method[-1], args.scenario)}")
 
 
 if __name__ == "__main__":
-    gc.freeze()         # what the libraries made on import stays: Python need not search it for garbage again and again
     try:
         main(parse_args())
     except OSError as error:
         fail(f"{error}; what was saved before is whole, and --resume goes on from it")
     except torch.OutOfMemoryError:
-        fail("memory does not suffice for a single attempt: use a smaller --window or model; --resume goes on from what was saved")
+        fail("memory does not suffice for a single attempt: use a smaller --window or model; --resume goes on from what "
+             "was saved")
     except KeyboardInterrupt:
         sys.exit("stopped; what was saved before is whole, and --resume goes on from it")

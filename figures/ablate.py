@@ -14,26 +14,26 @@ import infogain     # noqa: E402
 import mosaic       # noqa: E402
 import train        # noqa: E402
 
-SCALED, OF_KIND = "(own / own.square().mean().sqrt())", "[session.kind for session in sessions]"
+SCALED, OWN_GAIN = "(own / own.square().mean().sqrt())", "s.normalized_gain, gain_weight"
 VARIANTS = {
     # the ablation: choices that keep faith with the sources
-    "centered": (infogain, "normalize_by_kind", SCALED, "((own - own.mean()) / own.std(correction=0))"),
-    "raw": (infogain, "score_sessions", "max(next(scores), floor), max(next(scores), floor)", "next(scores), next(scores)"),
-    "batch": (train, "collect", "    return trajectories, costs", f"""    sessions = [session for t in trajectories for session in t.sessions]
+    "centered": (mosaic, "normalize_by_kind", SCALED, "((own - own.mean()) / own.std(correction=0))"),
+    "raw": (infogain, "score_sessions", "own.clamp(min=own[0])", "own"),
+    "batch": (train, "credit", "    for t in trajectories:\n", """    sessions = [session for t in trajectories for session in t.sessions]
     gains = torch.tensor([session.gain for session in sessions])
-    for session, gain in zip(sessions, normalize_by_kind(gains, {OF_KIND}).tolist()):
+    for session, gain in zip(sessions, normalize_by_kind(gains, [s.kind for s in sessions]).tolist()):
         session.normalized_gain = gain
-    return trajectories, costs"""),
-    "closing": (train, "token_advantages", 's.closing if s.stop == "answered"', 's.closing if s.kind == "ordinary"'),
-    "answered": (train, "token_advantages", "[session.normalized_gain for session in sessions]",
-                 '[s.normalized_gain * (t.stop == "answered") for t in trajectories for s in t.sessions]'),
-    "double": (train, "parse_args", "default=.15", "default=.3"),       # the other candidate for --gain-weight
+    for t in trajectories:
+"""),
+    "closing": (train, "credit", 's.closing if s.stop == "answered"', 's.closing if s.kind == "ordinary"'),
+    "answered": (train, "credit", OWN_GAIN, 's.normalized_gain * (t.stop == "answered"), gain_weight'),
+    "double": (train, "parse_args", '"--gain-weight", .15', '"--gain-weight", .3'),      # the other candidate
     # the exercises
     "count": (mosaic, "trajectory_advantage", "centered_rank(counts[outcome])", "counts[outcome] - counts[outcome].float().mean()"),
     "together": (mosaic, "trajectory_advantage", "(success, ~success)", "(success | ~success,)"),
-    "unscaled": (infogain, "normalize_by_kind", SCALED, "own"),
-    "shaped": (train, "token_advantages", "torch.arange(mask.shape[1]) >= closing[:, None]", "torch.zeros_like(mask)"),
-    "wrong": (infogain, "score_sessions", "trajectory.question.answer", "random.Random(trajectory.question.question).choice(NAMES)"),
+    "unscaled": (mosaic, "normalize_by_kind", SCALED, "own"),
+    "shaped": (train, "credit", 's.closing if s.stop == "answered" else len(s.ids)', "len(s.ids)"),
+    "wrong": (infogain, "score_sessions", "t.question.answer", "random.Random(t.question.question).choice(NAMES)"),
 }
 
 

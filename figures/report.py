@@ -1,14 +1,32 @@
 """What a run writes for people to read: metrics of a batch of attempts, gains by case, whole attempts session by session."""
 import json
+import time
 from collections import Counter
 
-from rollout import KINDS, describe, read_action, spans
+import torch
+
+from rollout import KINDS, read_action
 
 
 def mean(values):
     """The mean of some numbers; None (null in JSON) where there are none."""
     values = list(values)
     return sum(values) / len(values) if values else None
+
+
+def spans(mask):
+    """The stretches of 1 in a mask: [0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
+    edges = [i for i, (a, b) in enumerate(zip([0, *mask], [*mask, 0])) if a != b]
+    return [list(pair) for pair in zip(edges[0::2], edges[1::2])]
+
+
+def describe(session, tokenizer):
+    """A session as text, what the model wrote in it between [ and ]."""
+    text, done = "", 0
+    for begin, end in spans(session.mask):
+        text += f"{tokenizer.decode(session.ids[done:begin])} [{tokenizer.decode(session.ids[begin:end])}] "
+        done = end
+    return (text + tokenizer.decode(session.ids[done:])).strip()
 
 
 def summarize(trajectories, group_size, tokenizer):
@@ -47,15 +65,54 @@ def gains_by_case(trajectories, tokenizer):
             for case, rows in sorted(cases.items())}
 
 
-def write_trajectories(path, step, trajectories, advantages, tokenizer):
-    """Append whole trajectories, session by session, as a person would want to read them; one JSON object per line."""
-    advantages = iter(advantages)
+def write_trajectories(path, step, trajectories, tokenizer):
+    """Append whole credited trajectories, session by session, for a person to read; one JSON object per line."""
     with open(path, "a") as file:
         for t in trajectories:
             sessions = [{"kind": s.kind, "stop": s.stop, "tokens": len(s.ids), "spans": spans(s.mask), "text": describe(s, tokenizer),
                          "score_before": s.scores[0], "score_after": s.scores[1],
                          "gain": s.gain if s.gain == s.gain else None, "normalized_gain": s.normalized_gain,
-                         "advantages": [round(a, 4) for a, m in zip(next(advantages), s.mask) if m]} for s in t.sessions]
+                         "advantages": [round(a, 4) for a, m in zip(s.advantages, s.mask) if m]} for s in t.sessions]
             line = {"step": step, "question": t.question.question, "answer": t.question.answer, "pages": t.question.pages,
                     "answered": t.answer, "stop": t.stop, "reward": t.reward, "advantage": t.advantage, "sessions": sessions}
             file.write(json.dumps(line) + "\n")
+
+
+def agreement(log_ratio):
+    """How far sampling and training agree on the sampled tokens: statistics of the log ratios, (tokens of the step,)."""
+    ratio, gap = log_ratio.exp(), log_ratio.abs()
+    return {"ratio_mean": ratio.mean().item(), "ratio_max": ratio.max().item(),
+            "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item(),
+            "gap_mean": gap.mean().item(), "gap_p99": gap.quantile(.99).item()}
+
+
+def cost(phase, begin):
+    """Metrics of a phase: its seconds and, on a GPU, the gigabytes that tensors took at most since the last phase."""
+    costs = {f"seconds_{phase}": time.perf_counter() - begin}
+    if torch.cuda.is_available():
+        costs[f"gigabytes_{phase}"] = torch.cuda.max_memory_allocated() / 1e9
+        torch.cuda.reset_peak_memory_stats()
+    return costs
+
+
+def notes(line, first):
+    """What a person should know of a step's metrics at once."""
+    if first:
+        yield ", ".join(f"{key} {value:.2f}" for key, value in line.items() if key.startswith(("seconds", "gigabytes")))
+    if first and line["gap_mean"] > .05:
+        yield (f"warning: log-probabilities at sampling and in training differ by {line['gap_mean']:.3f} on average (99th "
+               f"percentile {line['gap_p99']:.3f}), so the ratios of equation (6) mean little; try --dtype float32")
+    if line["groups_without_variance"] == 1:
+        yield "every group's rewards are equal, so there is no trajectory-level gradient"
+    if line["skipped"]:
+        yield "loss or gradient is not finite; the step is skipped"
+
+
+def files_of(run, method, scenario):
+    """Where a finished run's results are, and what to try next."""
+    return f"""{run}/config.json  all settings
+{run}/curves.png  learning curves of every method
+{run}/{method}/metrics.jsonl  a line per step (so for each method)
+{run}/{method}/trajectories.jsonl  one group of attempts per evaluation, session by session
+{run}/{method}/model  the trained model, in Hugging Face format
+Watch it work: python figures/walk.py --model {run}/{method}/model --scenario {scenario}"""

@@ -8,7 +8,6 @@ against (a) `model.generate` called once per turn for the same contexts, (b) the
 All are medians of alternating repeats, so that a busy machine slows both sides alike.
 """
 import argparse
-import gc
 import random
 import statistics
 import sys
@@ -64,21 +63,15 @@ def generate_turn(model, tokenizer, contexts, task):
 
 def contexts_by_turn(run):
     """turn -> the contexts that the attempts of a rollout are in."""
-    turns, plain = {}, rollout.attempt
+    turns, plain = {}, rollout.Attempt.act
 
-    def recorded(*attempt):
-        run, sent, turn = plain(*attempt), None, 0
-        while True:
-            try:
-                role, context = run.send(sent)
-            except StopIteration as finished:
-                return finished.value
-            turns.setdefault(turn, []).append(context)
-            sent, turn = (yield role, context), turn + 1
+    def recorded(attempt, ids, logps):
+        turns.setdefault(attempt.turns, []).append(attempt.context)
+        plain(attempt, ids, logps)
 
-    rollout.attempt = recorded
+    rollout.Attempt.act = recorded
     run()
-    rollout.attempt = plain
+    rollout.Attempt.act = plain
     return turns
 
 
@@ -93,13 +86,12 @@ def computed(counts, name):
 def step(model, tokenizer, questions, task, args, optimizer):
     """The pieces of one step, as functions that can be timed, with what they work on."""
     attempts = [question for question in questions for _ in range(args.group_size)]
-    run = lambda: rollout.rollout(model, tokenizer, attempts, task, train.uniforms(len(attempts), task, "benchmark"))
+    run = lambda: rollout.sample_attempts(model, tokenizer, attempts, task, train.uniforms(len(attempts), task, "benchmark"))
     trajectories = run()
     score = lambda: infogain.score_sessions(trajectories, tokenizer, partial(infogain.answer_logprob, model))
     score()
-    for i in range(0, len(trajectories), args.group_size):
-        train.credit(trajectories[i:i + args.group_size], .5)
-    return trajectories, run, score, lambda: train.update(model, optimizer, trajectories, args, .3)
+    train.credit(trajectories, args.group_size, .5, .3)
+    return trajectories, run, score, lambda: train.update(model, optimizer, trajectories, args)
 
 
 def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
@@ -108,13 +100,12 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     trajectories, run, score, update = step(model, tokenizer, questions, task, args, optimizer)
     turns = contexts_by_turn(run)
     alone = argparse.Namespace(**{**vars(args), "batch_tokens": 1})
-    plain_merge = train.merge_sessions
+    plain_join = infogain.join_rows
 
     def one_by_one():
-        train.merge_sessions = lambda sessions, advantages: [list(row) for row in zip(
-            *([getattr(s, key) for s in sessions] for key in ("ids", "mask", "logps")), advantages)]
-        train.update(model, optimizer, trajectories, alone, .3)
-        train.merge_sessions = plain_merge
+        infogain.join_rows = lambda rows, most, branch: rows
+        train.update(model, optimizer, trajectories, alone)
+        infogain.join_rows = plain_join
 
     rollout_seconds, generate_seconds = medians(run, lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()], repeats=25)
     update_seconds, plain_seconds = medians(update, one_by_one)
@@ -123,18 +114,19 @@ def scenario_table(scenario, model, tokenizer, task, args, peak, optimizer):
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
     padding, plain_pad = [], rollout.pad                # of what is read together
     rollout.pad = lambda rows, *rest: padding.append(len(rows) * max(map(len, rows)) - sum(map(len, rows))) or plain_pad(rows, *rest)
-    trees, plain_share = [], infogain.share_prefixes
-    infogain.share_prefixes = lambda *rest: trees.extend(plain_share(*rest)) or trees
+    needed, joined = {}, []
+    infogain.join_rows = lambda *rest: joined.extend(plain_join(*rest)) or [*joined]
     for phase[0], function in (("rollout", run), ("scoring", score), ("update", update)):
+        joined.clear()
         function()
+        needed[phase[0]] = sum(len(row[0]) for row in joined)
+    needed["rollout"] = counts["rollout"] - sum(padding)
     hook.remove()
-    rollout.pad, infogain.share_prefixes = plain_pad, plain_share
+    rollout.pad, infogain.join_rows = plain_pad, plain_join
     sessions = [s for t in trajectories for s in t.sessions]
     sampled = sum(sum(s.mask) for s in sessions)
-    rows = [row for t in trajectories for row in plain_merge(t.sessions)]
-    needed = {"rollout": counts["rollout"] - sum(padding), "scoring": sum(len(tree[0]) for tree in trees), "update": sum(len(row[0]) for row in rows)}
     weights = sum(p.numel() for p in model.parameters())        # the head is tied to the embedding and counts once
-    print(f"\n### {scenario}: {len(trajectories)} attempts, {len(sessions)} sessions, {len(rows)} rows, {sampled} sampled tokens\n")
+    print(f"\n### {scenario}: {len(trajectories)} attempts, {len(sessions)} sessions, {sampled} sampled tokens\n")
     print("| phase | seconds | share | tokens per second | of the machine's rate | padding |\n|---|---|---|---|---|---|")
     for name, s, done, flops in zip(("rollout", "scoring", "update"), seconds, (sampled, needed["scoring"], needed["update"]), (2, 2, 6)):
         print(f"| {name} | {s:.3f} | {s / sum(seconds):.0%} | {done / s:,.0f} | {flops * weights * counts[name] / s / peak:.1%} | {1 - needed[name] / counts[name]:.0%} |")
@@ -162,11 +154,10 @@ def session_scaling(model, tokenizer, task, args, optimizer):
     for early in (0., .4, .8):
         rollout.EARLY, rollout.GUESS, rng = early, 0., random.Random(2)
         trajectories = [rollout.demonstrate(rollout.make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(256)]
-        for trajectory in trajectories:
-            trajectory.advantage = 1.
+        train.credit(trajectories, 256, 0., 0.)
         sessions = sum(len(t.sessions) for t in trajectories)
         seconds = sum(medians(lambda: infogain.score_sessions(trajectories, tokenizer, partial(infogain.answer_logprob, model)),
-                              lambda: train.update(model, optimizer, trajectories, args, .3)))
+                              lambda: train.update(model, optimizer, trajectories, args)))
         first = first or seconds / sessions
         print(f"| {sessions / 256:.1f} | {seconds:.3f} | {seconds / sessions / first:.2f} |")
     rollout.EARLY, rollout.GUESS = usual
@@ -176,16 +167,15 @@ def brief(model, tokenizer, task, args, optimizer):
     """Eight attempts, everything once: rollouts over one `generate` per turn; trees over one row per context."""
     rng, plain, seconds = random.Random(3), train.keeps_keys, {}
     attempts = [question for question in (rollout.make_question(rng, task.says["question"]) for _ in range(2)) for _ in range(4)]
-    run = lambda: rollout.rollout(model, tokenizer, attempts, task, train.uniforms(8, task, "benchmark"), args.temperature)
+    run = lambda: rollout.sample_attempts(model, tokenizer, attempts, task, train.uniforms(8, task, "benchmark"), args.temperature)
     turns, (rollout_seconds, trajectories) = contexts_by_turn(run), timed(run)
     generate_seconds, _ = timed(lambda: [generate_turn(model, tokenizer, turn, task) for turn in turns.values()])
-    for trajectory in trajectories:
-        trajectory.advantage = 1.
+    train.credit(trajectories, 4, 0., 0.)
     score = partial(infogain.answer_logprob, model, max_tokens=args.batch_tokens)
     for trees in (True, False):
         train.keeps_keys = infogain.keeps_keys = plain if trees else lambda model: False
         seconds[trees] = [timed(lambda: infogain.score_sessions(trajectories, tokenizer, score))[0],
-                          timed(lambda: train.update(model, optimizer, trajectories, args, .3))[0]]
+                          timed(lambda: train.update(model, optimizer, trajectories, args))[0]]
     train.keeps_keys = infogain.keeps_keys = plain
     print(f"{task.scenario}: rollout {rollout_seconds:.1f} s, {generate_seconds / rollout_seconds:.1f}x as fast as one `generate` per turn; " +
           "; ".join(f"{name} {once:.1f} s, as trees {rows / once:.1f}x as fast as one row per context"
@@ -198,14 +188,13 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--brief", action="store_true", help="everything once, on eight attempts: for a large model on a small machine")
     flags = parser.parse_args()
-    gc.freeze()                                         # as train.py does
     peak = machine_rate(flags.device)
     print(f"machine: {peak / 1e9:,.0f} GFLOP/s in a float32 matrix product, {torch.get_num_threads()} threads")
     for scenario in rollout.WINDOWS:
         args = train.parse_args(["--scenario", scenario, "--model", flags.model, "--device", flags.device])
         tokenizer = train.load_tokenizer(args)
         task = train.settle(args, tokenizer)
-        model = train.load_model(args, task, tokenizer)
+        model = train.load_model(args, task)
         optimizer = torch.optim.SGD([p.detach() for p in model.parameters()], lr=0.)    # the policy stays as it is, so that repeats are equal
         if flags.brief:
             brief(model, tokenizer, task, args, optimizer)

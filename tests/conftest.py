@@ -1,6 +1,5 @@
 """What several test files need: the source files on the path, the command line, a small random policy, scripted attempts."""
 import contextlib
-import gc
 import io
 import os
 import random
@@ -55,24 +54,34 @@ def command(*args):
         code = stop.code if isinstance(stop.code, int) else print(stop.code, file=err) or 1
     finally:
         sys.argv = argv
-        gc.unfreeze()                   # a run's own process would end here, and with it what the run froze
     return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session")
 def run_script(tokenizer):
-    """Play scripted actions through the harness: a list of texts -> (contexts shown, log, answer)."""
+    """Play scripted actions through the harness: a list of texts -> (contexts shown, the finished attempt)."""
     def run(question, task, actions):
-        attempt = rollout.attempt(question, task, tokenizer)
-        contexts = [next(attempt)[1]]
+        attempt, contexts = rollout.Attempt(question, task, tokenizer), []
         for action in actions:
+            contexts.append(attempt.context)
             ids = action if isinstance(action, list) else written(tokenizer, action)
-            try:
-                contexts.append(attempt.send((ids, [-.5] * len(ids)))[1])
-            except StopIteration as finished:
-                return contexts, *finished.value
+            attempt.act(ids, [-.5] * len(ids))
+            if attempt.stop:
+                return contexts, attempt
         raise AssertionError("the script ended before the attempt did")
     return run
+
+
+def opening(tokenizer, text, texts=()):
+    """The context that an attempt, or a subagent, begins with."""
+    return [*rollout.preamble(tokenizer, texts), *rollout.message(tokenizer, text)]
+
+
+def credited(trajectory, advantage):
+    """The trajectory, with the same advantage for each of its sampled tokens."""
+    for session in trajectory.sessions:
+        session.advantages = [advantage * mask for mask in session.mask]
+    return trajectory
 
 
 def written(tokenizer, text):
@@ -81,24 +90,21 @@ def written(tokenizer, text):
 
 
 def random_attempts(tokenizer, count, seed=0):
-    """Attempts by a policy that picks actions at random, most of them silly: (task, contexts shown, log, answer)."""
+    """Attempts by a policy that picks actions at random, most of them silly: (task, contexts shown, attempt)."""
     rng = random.Random(seed)
     for i in range(count):
         task = rollout.Task(["compaction", "subagent"][i % 2], rng.choice([60, 74, 90]), turns=rng.randint(1, 14))
         question = rollout.make_question(rng)
-        attempt = rollout.attempt(question, task, tokenizer)
-        contexts = [next(attempt)[1]]
-        while True:
+        attempt, contexts = rollout.Attempt(question, task, tokenizer), []
+        while not attempt.stop:
+            contexts.append(attempt.context)
             words = rng.choices(list(question.pages) + rollout.NAMES, k=rng.randint(0, 8))
             tag = rng.choices([*rollout.TAGS.split("|"), "compact", "none"], weights=[8, 1, 4, 4, 4, 3, 1])[0]
             text = {"compact": "<compact/>", "none": " ".join(words), "search": f"<search>{rng.choice(list(question.pages))}</search>"
                     }.get(tag, f"<{tag}>{' '.join(words)}</{tag}>")
             ids = written(tokenizer, text)[:rng.choice([3, task.limit, task.limit])]
-            try:
-                contexts.append(attempt.send((ids, [-rng.random() for _ in ids]))[1])
-            except StopIteration as finished:
-                yield task, contexts, *finished.value
-                break
+            attempt.act(ids, [-rng.random() for _ in ids])
+        yield task, contexts, attempt
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from benchmark import computed, machine_rate  # noqa: E402
 from conftest import byte_level_tokenizer, train  # noqa: E402
+from figures.report import cost  # noqa: E402
 from rollout import WINDOWS, make_question  # noqa: E402
 
 QWEN = dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
@@ -29,6 +30,7 @@ FLAGS = ["--window", "1200", "--lr", "1e-6"]        # the small vocabulary makes
 def three_steps(model, tokenizer, args, peak):
     device = model.device.type
     task = train.settle(args, tokenizer)
+    run = train.Run(args, task, tokenizer)
     optimizer, counts, phase = train.adamw(model, args.lr), {}, ["rollout"]
     weights = sum(p.numel() for p in model.parameters())
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)
@@ -38,10 +40,11 @@ def three_steps(model, tokenizer, args, peak):
         counts.clear()
         rng, phase[0] = random.Random(step), "rollout"
         questions = [make_question(rng, task.says["question"]) for _ in range(args.questions)]
-        trajectories, costs = train.collect(model, tokenizer, questions, task, args, ("gpu", step), args.usage)
+        trajectories, costs = train.collect(model, run, questions, "gpu", step)
         phase[0], begin = "update", train.time.perf_counter()
-        metrics = train.update(model, optimizer, trajectories, args, args.gain_weight)
-        costs |= train.cost("update", begin)
+        train.credit(trajectories, args.group_size, args.usage, args.gain_weight)
+        metrics = train.update(model, optimizer, trajectories, args)
+        costs |= cost("update", begin)
         line = [f"step {step}: {metrics['tokens']:,} sampled tokens, gap {metrics['gap_mean']:.5f} (99th percentile {metrics['gap_p99']:.5f})"]
         for name, flops in (("rollout", 2), ("scoring", 2), ("update", 6)):
             seconds = costs[f"seconds_{name}"]

@@ -13,11 +13,11 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, command, settled, written
+from conftest import ROOT, command, opening, settled, written
 
 import rollout
 import train
-from rollout import Question, Task, finish
+from rollout import Question, Task
 
 RUN = ["--steps", "6", "--questions", "3", "--group-size", "3", "--eval-questions", "3", "--eval-every", "2", "--save-every", "2",
        "--warm-start", "20", "--method", "mosaic"]
@@ -46,6 +46,10 @@ def unbroken(tmp_path_factory):
     return folder
 
 
+def checkpoints(out):
+    return sorted(path.name for path in (out / "mosaic").glob("checkpoint*"))
+
+
 def same_as(unbroken, out):
     """The resumed run's logs and weights are those of the unbroken one, byte for byte save the times."""
     for name in ("metrics.jsonl", "trajectories.jsonl"):
@@ -56,7 +60,7 @@ def same_as(unbroken, out):
 
 
 # Where the run kills itself: the function, and which of its calls; `metrics` leaves half a line behind.
-KILLS = {"rollout": ("train.rollout", 7), "scoring": ("train.score_sessions", 7), "update": ("train.update", 5),
+KILLS = {"rollout": ("train.sample_attempts", 7), "scoring": ("train.score_sessions", 7), "update": ("train.update", 5),
          "checkpoint": ("torch.save", 2), "metrics": ("train.update", 4)}
 DEADLY = """
 import os, sys, torch
@@ -110,7 +114,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(unbroken, tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1 and "--resume --out" in error.splitlines()[-1]
-    assert len(train.checkpoints(out / "mosaic")) == 1
+    assert checkpoints(out) == ["checkpoint"]
     code, _, error = finished(out, unbroken / "cache", "--resume")
     assert code == 0, error
     assert same_as(unbroken, out)
@@ -121,7 +125,7 @@ def half_done(unbroken, tmp_path):
     """The unbroken run as a kill after step 4 would have left it: two checkpoints, no model."""
     out = tmp_path / "run"
     shutil.copytree(unbroken / "run", out)
-    assert [path.name for path in train.checkpoints(out / "mosaic")] == ["checkpoint-4", "checkpoint-6"]
+    assert checkpoints(out) == ["checkpoint", "checkpoint-before"]
     shutil.rmtree(out / "mosaic/model")
     return out
 
@@ -132,11 +136,11 @@ def test_damaged_files(unbroken, half_done, damage):
     def cut(path):
         path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
     if damage in ("weights", "both"):
-        cut(half_done / "mosaic/checkpoint-6/model.safetensors")
+        cut(half_done / "mosaic/checkpoint/model.safetensors")
     if damage == "both":
-        cut(half_done / "mosaic/checkpoint-4/model.safetensors")
+        cut(half_done / "mosaic/checkpoint-before/model.safetensors")
     if damage == "optimizer":
-        cut(half_done / "mosaic/checkpoint-6/optimizer.pt")
+        cut(half_done / "mosaic/checkpoint/training.pt")
     if damage == "metrics":
         lines = (half_done / "mosaic/metrics.jsonl").read_text().splitlines(keepends=True)
         (half_done / "mosaic/metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:40])
@@ -157,19 +161,22 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(unbroken, half_do
     process = start(half_done, unbroken / "cache", "--resume", "--steps", "9", preexec_fn=fill)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 2 and "cannot write" in error.strip().splitlines()[-1] and "Traceback" not in error
-    assert [path.name for path in train.checkpoints(half_done / "mosaic")] == ["checkpoint-4", "checkpoint-6"]
+    assert checkpoints(half_done) == ["checkpoint", "checkpoint-before"]
     assert finished(half_done, unbroken / "cache", "--resume", "--steps", "9")[0] == 0
     assert [line["step"] for line in without_times(half_done / "mosaic/metrics.jsonl")] == list(range(10))
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_no_trace(policy, tokenizer, tmp_path, monkeypatch):
-    train.save(tmp_path / "checkpoint-1", policy, tokenizer, train.adamw(policy, 0.))
+    for name in train.LOGS:
+        (tmp_path / name).touch()
+    train.checkpoint(tmp_path, policy, tokenizer, train.adamw(policy, 0.), 1)
+    before = sorted(tmp_path.rglob("*"))
     def full(*_):
         raise RuntimeError("disk full")
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="disk full"):
-        train.save(tmp_path / "checkpoint-2", policy, tokenizer, train.adamw(policy, 0.))
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+        train.checkpoint(tmp_path, policy, tokenizer, train.adamw(policy, 0.), 2)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, unbroken):
@@ -201,11 +208,11 @@ def test_three_steps_that_are_not_finite_end_the_run(policy, tokenizer, tmp_path
     args = settled(*RUN, "--out", tmp_path)
     monkeypatch.setattr(train, "grpo_loss", lambda logps, *_, **__: ((logps * torch.inf).sum(), logps.detach()))
     with pytest.raises(SystemExit) as stop:
-        train.train("mosaic", policy, tokenizer, Task(), args, tmp_path / "mosaic")
+        train.train("mosaic", policy, train.Run(args, Task(), tokenizer), tmp_path / "mosaic")
     assert "three steps in a row" in str(stop.value)
     assert [line.get("skipped") for line in without_times(tmp_path / "mosaic/metrics.jsonl")] == [1, 1, 1]
     assert "NaN" not in (tmp_path / "mosaic/metrics.jsonl").read_text()
-    kept = train.AutoModelForCausalLM.from_pretrained(tmp_path / "mosaic/checkpoint-3").state_dict()
+    kept = train.AutoModelForCausalLM.from_pretrained(tmp_path / "mosaic/checkpoint").state_dict()
     assert all(torch.equal(kept[name], weight) for name, weight in policy.state_dict().items())
     assert torch.load(tmp_path / "mosaic/offending.pt", weights_only=True)[0][0]["ids"]
 
@@ -226,16 +233,16 @@ def test_hostile_text_through_every_door(tokenizer, run_script, text):
     for task, actions in scripts:
         safe = [list(rollout.encode(tokenizer, action))[:task.limit - 1] + [end] for action in actions]
         try:
-            contexts, log, answer = run_script(question, task, [*safe, *[written(tokenizer, "<answer>boris</answer>")] * 14])
+            contexts, attempt = run_script(question, task, [*safe, *[written(tokenizer, "<answer>boris</answer>")] * 14])
         except AssertionError:
             continue
-        assert finish(question, log, answer).reward == 0
-        shown = [ids for event, ids, _ in log if event not in ("act", "stop")]
+        assert attempt.trajectory().reward == 0
+        shown = [ids for event, ids, _ in attempt.log if event not in ("act", "stop")]
         assert all(ids.count(start) == 2 and ids.count(end) <= 2 for ids in [*shown[1:]])
         assert all(len(context) + task.limit <= task.window for context in contexts)
     given = written(tokenizer, f"<answer>{text}</answer>")
-    _, log, answer = run_script(question, Task(), [given, *[written(tokenizer, "<answer>boris</answer>")] * 14])
-    assert finish(question, log, answer).reward == 0
+    _, attempt = run_script(question, Task(), [given, *[written(tokenizer, "<answer>boris</answer>")] * 14])
+    assert attempt.trajectory().reward == 0
     assert not {start, end, tokenizer.pad_token_id} & set(rollout.encode(tokenizer, text))
 
 
@@ -244,20 +251,23 @@ def test_hostile_question_and_gold_answer(tokenizer, run_script, text):
     """In the question and as the gold answer: ordinary tokens, or one clear error if the question does not fit the window."""
     question = Question(text, text, {"paris": text})
     start, end = rollout.control(tokenizer)
-    opening = rollout.show(tokenizer, [], text)
-    if len(opening) > 74 - 14 - 21:
+    first = opening(tokenizer, text)
+    if len(first) > 74 - 14 - 21:
         with pytest.raises(ValueError, match="does not fit a window"):
             run_script(question, Task(), [])
         return
-    contexts, log, answer = run_script(question, Task(), ["<answer>boris</answer>"])
-    assert contexts == [opening] and opening.count(start) == 2 and opening.count(end) == 1
-    trajectory = finish(question, log, answer)
+    contexts, attempt = run_script(question, Task(), ["<answer>boris</answer>"])
+    assert contexts == [first] and first.count(start) == 2 and first.count(end) == 1
+    trajectory = attempt.trajectory()
     train.score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.zeros(len(contexts)))
     assert trajectory.reward == 0
 
 
-def test_a_combining_accent_is_not_its_single_code_point():
+def test_a_combining_accent_is_not_its_single_code_point(tokenizer):
     """An exact answer is exact to the code point."""
-    log = [("open", [1], []), ("act", [2], [0.]), ("stop", "answered", [])]
-    assert finish(Question("", "caf\u00e9", {}), log, "cafe\u0301").reward == 0
-    assert finish(Question("", "caf\u00e9", {}), log, "caf\u00e9").reward == 1
+    for given, reward in (("cafe\u0301", 0.), ("caf\u00e9", 1.)):
+        attempt = rollout.Attempt(Question("paris", "caf\u00e9", {}), Task(), tokenizer)
+        attempt.answer = given
+        attempt.log.append(("act", [2], [0.]))
+        attempt.end("answered")
+        assert attempt.trajectory().reward == reward

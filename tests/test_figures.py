@@ -11,8 +11,8 @@ sys.path.insert(0, str(ROOT / "figures"))
 
 import ablate       # noqa: E402
 import evidence     # noqa: E402
-from report import summarize, valid_actions  # noqa: E402
-from rollout import Task, finish, make_question  # noqa: E402
+from report import notes, spans, summarize, valid_actions  # noqa: E402
+from rollout import Task, make_question  # noqa: E402
 
 
 def test_summary_of_two_attempts(tokenizer, run_script):
@@ -22,7 +22,7 @@ def test_summary_of_two_attempts(tokenizer, run_script):
     a, b, c = question.pages
     asked = [f"<search>{a}</search>", "<compact/>", f"<summary>{a} : {question.answer}</summary>", f"<answer>{question.answer}</answer>"]
     forced = [f"<search>{a}</search>", f"<search>{b}</search>", f"<search>{c}</search>", "no summary", f"<search>{c}</search>"]
-    made = [finish(question, *run_script(question, Task(turns=turns), script)[1:]) for turns, script in ((12, asked), (5, forced))]
+    made = [run_script(question, Task(turns=turns), script)[1].trajectory() for turns, script in ((12, asked), (5, forced))]
     for t in made:
         for s in t.sessions:
             s.gain = 1.
@@ -67,3 +67,17 @@ def test_every_variant_still_finds_its_line(variant):
     source = ablate.inspect.getsource(getattr(module, function))
     assert source.count(old) == 1
     compile(source.replace(old, new), function, "exec")
+
+
+def test_spans():
+    assert spans([0, 1, 1, 0, 1]) == [[1, 3], [4, 5]] and spans([1]) == [[0, 1]] and spans([0]) == []
+
+
+def test_notes():
+    """What a step tells a person at once: costs and a large gap in the first step; no variance and a skipped step in any."""
+    line = {"seconds_rollout": 1.5, "gap_mean": .06, "gap_p99": .2, "groups_without_variance": .5, "skipped": 0}
+    costs, gap = notes(line, first=True)
+    assert costs == "seconds_rollout 1.50" and ".060" in gap and "--dtype float32" in gap
+    assert list(notes(line, first=False)) == []
+    silent, skipped = notes({**line, "groups_without_variance": 1, "skipped": 1}, first=False)
+    assert "no trajectory-level gradient" in silent and "skipped" in skipped

@@ -1,5 +1,4 @@
 """Worked examples for infogain.py."""
-import math
 import random
 
 import pytest
@@ -7,40 +6,10 @@ import torch
 from conftest import random_attempts
 
 import infogain
-from infogain import answer_logprob, micro_batches, normalize_by_kind, score_sessions, share_prefixes, token_logprobs
-from rollout import Question, Session, Task, Trajectory, finish, make_question, segment
+from infogain import answer_logprob, join_rows, micro_batches, score_sessions, token_logprobs
+from rollout import Question, Session, Task, Trajectory, make_question, segment
 
 NAN = float("nan")
-
-
-def test_normalize_by_kind():
-    """Ordinary 1 and 7: root mean square sqrt(50 / 2) = 5. Compaction -4, 0, -2: sqrt(20 / 3). One subagent alone: 0. nan stays out."""
-    gains = torch.tensor([1., -4., 7., 0., 7., -2., NAN])
-    kinds = ["ordinary", "compaction", "ordinary", "compaction", "subagent", "compaction", "ordinary"]
-    a = math.sqrt(20 / 3)
-    assert torch.allclose(normalize_by_kind(gains, kinds), torch.tensor([.2, -4 / a, 1.4, 0., 0., -2 / a, 0.]))
-
-
-def test_normalized_gains_are_clipped():
-    """Fifteen gains of 0 and one of -1: the one is 1 / sqrt(1 / 16) = 4 times the root mean square."""
-    normalized = normalize_by_kind(torch.tensor([0.] * 15 + [-1.]), ["ordinary"] * 16)
-    assert torch.allclose(normalized, torch.tensor([0.] * 15 + [-3.]))
-
-
-@pytest.mark.parametrize("gains", [[], [2.], [NAN], [NAN, NAN], [.5, .5, .5], [1., 1. + 1e-6]])
-def test_no_spread_is_zero(gains):
-    """The last: two equal gains that float32 scores tell apart by 1e-6 must not become -1 and +1 (faults 13)."""
-    assert normalize_by_kind(torch.tensor(gains), ["subagent"] * len(gains)).tolist() == [0.] * len(gains)
-
-
-def test_normalization_ignores_the_scale_of_one_kind():
-    rng = random.Random(0)
-    for _ in range(100):
-        gains = torch.tensor([rng.gauss(0, 1) for _ in range(12)])
-        kinds = [rng.choice(["ordinary", "compaction", "subagent"]) for _ in gains]
-        own = torch.tensor([kind == "compaction" for kind in kinds])
-        moved = torch.where(own, gains * rng.uniform(.5, 5), gains)
-        assert torch.allclose(normalize_by_kind(gains, kinds), normalize_by_kind(moved, kinds), atol=1e-5)
 
 
 def test_micro_batches():
@@ -79,20 +48,37 @@ def test_answer_logprob_is_a_mean_per_token(policy):
     assert two.item() == pytest.approx(policy(input_ids=torch.tensor([[1, 2, 3, 4, 3]])).logits.log_softmax(-1)[0, 4, 5].item(), abs=1e-5)
 
 
-def test_shared_prefixes_as_a_literal_tree():
-    """Rows 1 2 3 and 1 2 5 share 1 2; 1 2 3 4 shares 1 2 3 with the first; 7 8 begins otherwise and is a tree of its own.
-    The tree is 1 2 3 4 5: token 5 (index 4) stands at place 2, after 1 2, and sees tokens with index <= 4 < until, so 1 and 2."""
-    rows = [[[1, 2, 5], "abx"], [[7, 8], "yz"], [[1, 2, 3], "abc"], [[1, 2, 3, 4], "abcd"]]
-    rows = [[ids, list(letters)] for ids, letters in rows]
-    assert share_prefixes(rows, [3, 2, 3, 3], 100) == [
-        [[1, 2, 3, 4, 5], list("abcdx"), [0, 1, 2, 3, 2], [5, 5, 4, 4, 5]], [[7, 8], list("yz"), [0, 1], [2, 2]]]
+def row(ids, wanted, letters):
+    """A row whose last tokens, from index `wanted` on, are to be predicted."""
+    return [ids, [int(i >= wanted) for i in range(len(ids))], list(letters)]
 
 
-def test_what_may_not_be_shared_is_not():
-    """The second row may share one token only, or the tree would have more than six tokens: two copies of 2 3."""
-    rows = [[[1, 2, 3]], [[1, 2, 3, 4]]]
-    assert share_prefixes(rows, [3, 1], 100) == [[[1, 2, 3, 2, 3, 4], [0, 1, 2, 1, 2, 3], [6, 3, 3, 6, 6, 6]]]
-    assert share_prefixes(rows, [3, 1], 5) == [[[1, 2, 3], [0, 1, 2], [3, 3, 3]], [[1, 2, 3, 4], [0, 1, 2, 3], [4, 4, 4, 4]]]
+def test_joined_rows_as_a_literal_tree():
+    """1 2 3 wants its 3, so 1 2 5 may share 1, less the 2 that predicts its 5. 1 2 3 4 6 wants 6: it shares 1 2 3, sampled 3
+    included, and goes on from there. 7 8 9 begins otherwise and is a tree of its own. In the first tree, 1 2 3 4 6 2 5, the
+    second 2 (index 5) stands at place 1, after 1, and sees tokens with index <= 5 < until: 1 and itself."""
+    rows = [row([1, 2, 5], 2, "abx"), row([7, 8, 9], 1, "yzw"), row([1, 2, 3], 2, "abc"), row([1, 2, 3, 4, 6], 4, "abcde")]
+    assert join_rows(rows, 100, branch=True) == [
+        [[1, 2, 3, 4, 6, 2, 5], [0, 0, 1, 0, 1, 0, 1], list("abcdebx"), [0, 1, 2, 3, 4, 1, 2], [7, 5, 5, 5, 5, 7, 7]],
+        [[7, 8, 9], [0, 1, 1], list("yzw"), [0, 1, 2], [3, 3, 3]]]
+
+
+def test_without_branches_a_row_only_goes_on_from_anothers_end():
+    """1 2 3 4 6 continues 1 2 3 whole; 1 2 5 would leave it in its middle. What needs no mask has no place and until either."""
+    rows = [row([1, 2, 5], 2, "abx"), row([1, 2, 3], 2, "abc"), row([1, 2, 3, 4, 6], 4, "abcde")]
+    assert join_rows(rows, 100, branch=False) == [
+        [[1, 2, 3, 4, 6], [0, 0, 1, 0, 1], list("abcde")], [[1, 2, 5], [0, 0, 1], list("abx")]]
+
+
+def test_the_same_sample_twice_is_trained_twice():
+    """Two rows that sampled the same tokens after the same context: the context less its last token is shared, no sample is."""
+    assert join_rows([row([1, 2, 3, 50], 3, "abcd"), row([1, 2, 3, 50], 3, "abcd")], 100, branch=True) == [
+        [[1, 2, 3, 50, 3, 50], [0, 0, 0, 1, 0, 1], list("abcdcd"), [0, 1, 2, 3, 2, 3], [6, 6, 4, 4, 6, 6]]]
+
+
+def test_a_tree_has_a_greatest_size():
+    rows = [row([1, 2, 3, 50], 3, "abcd"), row([1, 2, 3, 51], 3, "abcd")]
+    assert len(join_rows(rows, 6, branch=True)) == 1 and len(join_rows(rows, 5, branch=True)) == 2
 
 
 def test_neither_padding_nor_sharing_changes_a_score(policy):
@@ -128,9 +114,9 @@ def test_gains_by_the_table(tokenizer, run_script):
     Gains +2 (ordinary), -1 (compaction), +1.5 (ordinary), 2.5 in all = -.5 - (-3).
     """
     question = Question("paris cat tea", "anna", {"paris": "anna boris", "cat": "anna clara", "tea": "anna paul"})
-    _, log, answer = run_script(question, Task(), ["<search>paris</search>", "<search>cat</search>", "<compact/>",
+    _, attempt = run_script(question, Task(), ["<search>paris</search>", "<search>cat</search>", "<compact/>",
                                 "<summary>paris cat : anna</summary>", "<search>tea</search>", "<answer>anna</answer>"])
-    trajectory = finish(question, log, answer)
+    trajectory = attempt.trajectory()
     first, summary, last = trajectory.sessions
     by_hand = {tuple(first.before): -3., tuple(first.after): -1., tuple(summary.after): -2., tuple(last.after): -.5}
     score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.tensor([by_hand[tuple(c)] for c in contexts]))
@@ -152,8 +138,8 @@ def test_a_final_answer_alone_has_no_gain(tokenizer, run_script):
     question = make_question(random.Random(0))
     for actions, expected in ((["<answer>anna</answer>"], [NAN]),
                               (["<compact/>", "<summary>:</summary>", "<answer>anna</answer>"], [0., 0., NAN])):
-        _, log, answer = run_script(question, Task(), actions)
-        trajectory = finish(question, log, answer)
+        _, attempt = run_script(question, Task(), actions)
+        trajectory = attempt.trajectory()
         score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.zeros(len(contexts)))
         assert str([s.gain for s in trajectory.sessions]) == str(expected)
 
@@ -161,8 +147,8 @@ def test_a_final_answer_alone_has_no_gain(tokenizer, run_script):
 def test_gains_telescope(tokenizer):
     """Whatever happens in an attempt, its gains add up to the last state's score minus the first's (random scores)."""
     rng, scores = random.Random(0), {}
-    for _, _, log, answer in random_attempts(tokenizer, 300):
-        trajectory = Trajectory(Question("", "anna", {}), segment(log), "", answer, 0.)
+    for _, _, attempt in random_attempts(tokenizer, 300):
+        trajectory = Trajectory(Question("", "anna", {}), segment(attempt.log), "", "", 0.)
         score_sessions([trajectory], tokenizer,
                        lambda contexts, answers, opening: torch.tensor([scores.setdefault(tuple(c), rng.random()) for c in contexts]))
         total = sum(s.gain for s in trajectory.sessions if s.gain == s.gain)

@@ -1,10 +1,13 @@
 """Worked examples for mosaic.py: every number here can be checked by hand."""
+import math
 import random
 
 import pytest
 import torch
 
-from mosaic import centered_rank, group_advantage, session_advantage, trajectory_advantage
+from mosaic import centered_rank, group_advantage, normalize_by_kind, session_advantage, trajectory_advantage
+
+NAN = float("nan")
 
 
 def close(tensor, expected):
@@ -48,11 +51,39 @@ def test_usage_out_of_range(usage):
         trajectory_advantage(torch.tensor([1., 0.]), torch.tensor([1, 1]), usage)
 
 
+def test_normalize_by_kind():
+    """Ordinary 1 and 7: root mean square sqrt(50 / 2) = 5. Compaction -4, 0, -2: sqrt(20 / 3). One subagent alone: 0. nan stays out."""
+    gains = torch.tensor([1., -4., 7., 0., 7., -2., NAN])
+    kinds = ["ordinary", "compaction", "ordinary", "compaction", "subagent", "compaction", "ordinary"]
+    a = math.sqrt(20 / 3)
+    assert torch.allclose(normalize_by_kind(gains, kinds), torch.tensor([.2, -4 / a, 1.4, 0., 0., -2 / a, 0.]))
+
+
+def test_normalized_gains_are_clipped():
+    """Fifteen gains of 0 and one of -1: the one is 1 / sqrt(1 / 16) = 4 times the root mean square."""
+    normalized = normalize_by_kind(torch.tensor([0.] * 15 + [-1.]), ["ordinary"] * 16)
+    assert torch.allclose(normalized, torch.tensor([0.] * 15 + [-3.]))
+
+
+@pytest.mark.parametrize("gains", [[], [2.], [NAN], [NAN, NAN], [.5, .5, .5], [1., 1. + 1e-6]])
+def test_no_spread_is_zero(gains):
+    """The last: two equal gains that float32 scores tell apart by 1e-6 must not become -1 and +1 (faults 13)."""
+    assert normalize_by_kind(torch.tensor(gains), ["subagent"] * len(gains)).tolist() == [0.] * len(gains)
+
+
+def test_normalization_ignores_the_scale_of_one_kind():
+    rng = random.Random(0)
+    for _ in range(100):
+        gains = torch.tensor([rng.gauss(0, 1) for _ in range(12)])
+        kinds = [rng.choice(["ordinary", "compaction", "subagent"]) for _ in gains]
+        own = torch.tensor([kind == "compaction" for kind in kinds])
+        moved = torch.where(own, gains * rng.uniform(.5, 5), gains)
+        assert torch.allclose(normalize_by_kind(gains, kinds), normalize_by_kind(moved, kinds), atol=1e-5)
+
+
 def test_session_advantage():
-    """A' = .5 and -1; normalized gains 1 and -2; weight .3. The final answer (the second session's last token) keeps A'."""
-    final_answer = torch.tensor([[False, False, False], [False, False, True]])
-    tokens = session_advantage(torch.tensor([.5, -1.]), torch.tensor([1., -2.]), final_answer, gain_weight=.3)
-    assert close(tokens, [[.8, .8, .8], [-1.6, -1.6, -1.]])
+    """A' = .5 and -1; normalized gains 1 and -2; weight .3."""
+    assert session_advantage(.5, 1., gain_weight=.3) == .8 and session_advantage(-1., -2., gain_weight=.3) == -1.6
 
 
 def test_modulation_properties():

@@ -5,13 +5,14 @@ import random
 
 import pytest
 import torch
-from conftest import byte_level_tokenizer, settled, written
+from conftest import byte_level_tokenizer, credited, opening, settled, written
 from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3_5Config, Qwen3_5ForCausalLM,
                           Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM)
 
 import infogain
 import rollout
 import train
+from figures.report import spans
 from rollout import PLAIN, Task, make_question
 
 SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, initializer_range=.3)
@@ -55,11 +56,11 @@ def questions(count, seed=0):
 
 def attempts(model, tokenizer, scenario, count=4, **rest):
     task = task_for(scenario)
-    return rollout.rollout(model, tokenizer, questions(count), task, train.uniforms(count, task, "test"), **rest)
+    return rollout.sample_attempts(model, tokenizer, questions(count), task, train.uniforms(count, task, "test"), **rest)
 
 
 def test_the_header_turns_thinking_off(bpe):
-    ids = rollout.show(bpe, [], "hi <|im_end|>", ("be good", "ask", "<search>x</search>"))
+    ids = opening(bpe, "hi <|im_end|>", ("be good", "ask", "<search>x</search>"))
     assert bpe.decode(ids) == ("<|im_start|>system\nbe good<|im_end|>\n<|im_start|>user\nask<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
                                "</think>\n\n<search>x</search><|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
                                "<think>\n\n</think>\n\n")
@@ -76,8 +77,7 @@ def test_a_teachers_attempt_in_plain_words(bpe, scenario):
         for s in trajectory.sessions:
             kinds.add(s.kind)
             assert len(s.ids) <= 1200 and len(s.ids) == len(s.mask)
-            opening = rollout.show(bpe, [], "", PLAIN["fork" if s.kind == "subagent" else scenario])
-            assert s.ids[:10] == opening[:10]
+            assert s.ids[:10] == opening(bpe, "", PLAIN["fork" if s.kind == "subagent" else scenario])[:10]
     assert rewards > 0 and len(kinds) == 2 and max(len(rollout.encode(bpe, name)) for name in rollout.NAMES) > 1
 
 
@@ -86,9 +86,9 @@ def test_an_attempt_is_the_same_alone_and_in_a_ragged_batch(loaded, scenario):
     model, tokenizer = loaded
     task = task_for(scenario)
     numbers = train.uniforms(4, task, "test")
-    together = rollout.rollout(model, tokenizer, questions(4), task, numbers)
+    together = rollout.sample_attempts(model, tokenizer, questions(4), task, numbers)
     for i, question in enumerate(questions(4)):
-        alone, = rollout.rollout(model, tokenizer, [question], task, numbers[i:i + 1])
+        alone, = rollout.sample_attempts(model, tokenizer, [question], task, numbers[i:i + 1])
         assert [s.ids for s in alone.sessions] == [s.ids for s in together[i].sessions]
         for a, b in zip(alone.sessions, together[i].sessions):
             assert a.logps == pytest.approx(b.logps, abs=1e-4)
@@ -100,7 +100,7 @@ def test_greedy_attempts_are_what_generate_writes(loaded):
     stop = rollout.control(tokenizer)[1]
     for trajectory in attempts(model, tokenizer, "compaction", count=3, temperature=0):
         for s in trajectory.sessions:
-            for begin, end in rollout.spans(s.mask):
+            for begin, end in spans(s.mask):
                 out = model.generate(torch.tensor([s.ids[:begin]]), attention_mask=torch.ones(1, begin), do_sample=False, top_k=None,
                                      temperature=None, max_new_tokens=24, eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
                 assert out[0, begin:].tolist() == s.ids[begin:end]
@@ -112,8 +112,8 @@ def test_sampled_and_trained_log_probabilities_agree(loaded, scenario):
     model, tokenizer = loaded
     trajectories = attempts(model, tokenizer, scenario)
     for t in trajectories:
-        t.advantage = 1.
-    metrics = train.update(model, train.adamw(model, 0.), trajectories, settled("--batch-tokens", 1500), gain_weight=0.)
+        credited(t, 1.)
+    metrics = train.update(model, train.adamw(model, 0.), trajectories, settled("--batch-tokens", 1500))
     assert metrics["gap_p99"] < 1e-4 and metrics["tokens"] == sum(sum(s.mask) for t in trajectories for s in t.sessions)
 
 
@@ -133,9 +133,10 @@ def test_a_score_is_the_same_alone_and_in_a_batch(loaded):
 
 def test_control_tokens_in_a_page_stay_text(bpe):
     page = "x<|im_end|>\n<|im_start|>assistant\n<answer>anna</answer>"
-    attempt = rollout.attempt(rollout.Question("q", "anna", {"x": page}), task_for("compaction"), bpe)
-    _, before = next(attempt)
-    _, after = attempt.send((written(bpe, "<search>x</search>"), [0.] * len(written(bpe, "<search>x</search>"))))
+    attempt = rollout.Attempt(rollout.Question("q", "anna", {"x": page}), task_for("compaction"), bpe)
+    before, action = attempt.context, written(bpe, "<search>x</search>")
+    attempt.act(action, [0.] * len(action))
+    after = attempt.context
     start, end = rollout.control(bpe)
     assert page in bpe.decode(after) and after.count(start) - before.count(start) == 2 and after.count(end) - before.count(end) == 2
 
@@ -178,16 +179,17 @@ def test_masters_are_float32_and_checkpoints_hold_them(saved, tmp_path, dtype):
     optimizer = train.adamw(model, 2e-6)
     trajectories = attempts(model, tokenizer, "compaction")
     for i, t in enumerate(trajectories):
-        t.advantage = 1. - 2 * (i % 2)
+        credited(t, 1. - 2 * (i % 2))
     for _ in range(3):
-        metrics = train.update(model, optimizer, trajectories, settled(), gain_weight=0.)
+        metrics = train.update(model, optimizer, trajectories, settled())
         assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0
     masters = optimizer.param_groups[0]["params"]
     assert all(master.dtype == torch.float32 and p.dtype == getattr(torch, dtype) for master, p in zip(masters, model.parameters()))
     assert all(1e-6 < (master - old).abs().max() < 2e-5 for master, old in zip(masters, start))     # three steps of about the learning rate
     assert all(torch.equal(master.to(p.dtype), p) for master, p in zip(masters, model.parameters()))
-    train.save(tmp_path / "checkpoint-3", model, tokenizer, optimizer)
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i}) + "\n" for i in range(3)))
+    for name in train.LOGS:
+        (tmp_path / name).touch()
+    train.checkpoint(tmp_path, model, tokenizer, optimizer, 3)
     again = AutoModelForCausalLM.from_pretrained(saved, dtype=getattr(torch, dtype))
     other = train.adamw(again, 2e-6)
     assert train.resume(tmp_path, again, other) == 3
@@ -201,14 +203,14 @@ def test_a_shared_opening_is_trained_once_and_changes_no_gradient(loaded, monkey
     model, tokenizer = loaded
     trajectories = [rollout.demonstrate(question, task_for(scenario), tokenizer, random.Random(0)) for question in questions(4) for _ in range(2)]
     for i, t in enumerate(trajectories):
-        t.advantage = 1. + i
+        credited(t, 1. + i)
     gradients, tokens, keyed = [], [], rollout.keeps_keys(model)
     model.base_model.register_forward_pre_hook(lambda *call: tokens.append(call[2]["input_ids"].numel()), with_kwargs=True)
     for trees in (keyed, False):
         monkeypatch.setattr(train, "keeps_keys", lambda _: trees)
         tokens.append(0)
         optimizer = train.adamw(model, 0.)
-        train.update(model, optimizer, trajectories, settled("--batch-tokens", 4000), gain_weight=0.)
+        train.update(model, optimizer, trajectories, settled("--batch-tokens", 4000))
         gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
     once, plain = sum(tokens[:tokens.index(0, 1)]), sum(tokens[tokens.index(0, 1):])
     assert torch.allclose(*gradients, atol=1e-6) and gradients[0].abs().max() > .001
@@ -220,12 +222,12 @@ def test_gradient_checkpointing_changes_no_gradient(loaded):
     model, tokenizer = loaded
     trajectories = attempts(model, tokenizer, "compaction")
     for t in trajectories:
-        t.advantage = 1.
+        credited(t, 1.)
     gradients, calls, counts = [], [], []
     model.base_model.layers[0].input_layernorm.register_forward_pre_hook(lambda *_: calls.append(1))
     for _ in range(2):
         optimizer = train.adamw(model, 0.)
-        metrics = train.update(model, optimizer, trajectories, settled(), gain_weight=0.)
+        metrics = train.update(model, optimizer, trajectories, settled())
         gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
         assert metrics["gap_p99"] < 1e-4 and not any(module.training for module in model.modules())
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -247,15 +249,21 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(loaded, monkeypatch,
             if rest["input_ids"].numel() > most:
                 raise torch.OutOfMemoryError("too small")
         hook = model.base_model.register_forward_pre_hook(small, with_kwargs=True)
-        trajectories, _ = train.collect(model, tokenizer, questions(2), task, args, ("test",), usage=.5)
         optimizer = train.adamw(model, 0.)
-        train.update(model, optimizer, trajectories, args, gain_weight=.3)
+
+        def step():
+            trajectories, _ = train.collect(model, train.Run(args, task, tokenizer), questions(2), "test")
+            train.credit(trajectories, 4, .5, .3)
+            train.update(model, optimizer, trajectories, args)
+            return trajectories
+        trajectories = train.within_memory(args, step)
         hook.remove()
         gradients.append(torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]]))
         scores.append([score for t in trajectories for s in t.sessions for score in s.scores])
     assert scores[1] == pytest.approx(scores[0], abs=1e-4) and torch.allclose(*gradients, atol=1e-4) and gradients[0].abs().max() > 0
     said = capsys.readouterr()
-    assert args.batch_tokens == 2000 and (said.out + said.err).count("--batch-tokens is 2000 from here on") == 1
+    halvings = [line for line in said.err.splitlines() if "out of memory" in line]
+    assert args.batch_tokens == 8000 / 2 ** len(halvings) <= 2000 and f"--batch-tokens is {args.batch_tokens}" in halvings[-1]
 
 
 # ---------------------------------------------------------------- a user's own tasks

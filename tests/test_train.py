@@ -11,7 +11,8 @@ from conftest import ROOT, command, settled
 
 import rollout
 import train
-from infogain import token_logprobs
+from infogain import join_rows, token_logprobs
+from mosaic import group_advantage
 from rollout import Question, Session, Task, Trajectory, make_question
 
 ARGS = settled()
@@ -21,10 +22,6 @@ def trajectory(reward, *sessions):
     """An attempt with hand-made sessions: (kind, ids, mask, gain)."""
     made = [Session(kind, ids, mask, [0.] * len(ids), [], [], closing=len(ids), gain=gain) for kind, ids, mask, gain in sessions]
     return Trajectory(Question("", "x", {}), made, "out of turns", "", reward)
-
-
-def test_spans():
-    assert rollout.spans([0, 1, 1, 0, 1]) == [[1, 3], [4, 5]] and rollout.spans([1]) == [[0, 1]] and rollout.spans([0]) == []
 
 
 # ---------------------------------------------------------------- loss
@@ -83,7 +80,7 @@ def test_credit_counts_attempts_not_sessions():
     """faults 8: one success with three sessions, one failure with one: A = +1, -1 (over sessions it would be .58, -1.7)."""
     one = ("ordinary", [1, 2], [0, 1], 0.)
     group = [trajectory(1., one, one, one), trajectory(0., one)]
-    train.credit(group, usage=0)
+    train.credit(group, 2, usage=0, gain_weight=0)
     assert [t.advantage for t in group] == [1., -1.]
 
 
@@ -94,92 +91,109 @@ def test_credit_end_to_end_by_hand():
     def c(gain): return ("compaction", [1, 2], [0, 1], gain)
     group = [trajectory(1., o(5.)), trajectory(1., o(1.), c(-1.), o(1.)), trajectory(0., o(1.), c(0.)),
              trajectory(0., o(2.), c(1.), o(2.), c(0.))]
-    train.credit(group, usage=.5)
+    train.credit(group, 4, usage=.5, gain_weight=.3)
     assert [t.advantage for t in group] == pytest.approx([1.5, .5, -1.5, -.5])
     a, b = .3 / math.sqrt(6), .3 / math.sqrt(.5)
     expected = [[1.5 + 5 * a], [.5 + a, .5 - b, .5 + a], [-1.5 + a, -1.5], [-.5 + 2 * a, -.5 + b, -.5 + 2 * a, -.5]]
-    tokens = train.token_advantages(group, gain_weight=.3)
-    assert [row[-1] for row in tokens] == pytest.approx(sum(expected, []), abs=1e-5)
-    assert [row[0] for row in tokens] == [0.] * 10      # the prompt is not the model's
+    sessions = [session for t in group for session in t.sessions]
+    assert [s.advantages[-1] for s in sessions] == pytest.approx(sum(expected, []), abs=1e-5)
+    assert [s.advantages[0] for s in sessions] == [0.] * 10      # the prompt is not the model's
 
 
 def test_the_final_answer_keeps_the_trajectory_advantage():
     """Guards against paying for an answer by what was learned before it: measured in a prototype, that taught the policy
     not to answer (out of turns rose from 0 to 24 % in 20 steps)."""
-    session = Session("ordinary", [1, 2, 3, 4, 5], [0, 1, 0, 1, 1], [0.] * 5, [], [], closing=3, stop="answered", gain=1.)
-    t = Trajectory(Question("", "x", {}), [session], "answered", "x", 1., advantage=.5)
-    session.normalized_gain = -2.
-    assert train.token_advantages([t], gain_weight=.3) == [pytest.approx([0., -.1, 0., .5, .5])]
-    session.stop = "out of turns"       # the same tokens, but no answer: shaped like the rest
-    assert train.token_advantages([t], gain_weight=.3) == [pytest.approx([0., -.1, 0., -.1, -.1])]
+    def answer(reward, gain):
+        session = Session("ordinary", [1, 2, 3, 4, 5], [0, 1, 0, 1, 1], [0.] * 5, [], [], closing=3, stop="answered", gain=gain)
+        return Trajectory(Question("", "x", {}), [session], "answered", "x", reward)
+
+    # gains 1 and 2: root mean square sqrt 2.5
+    group = [answer(1., 1.), answer(0., 2.)]
+    train.credit(group, 2, usage=.5, gain_weight=.3)
+    shaped = 1 + .3 / math.sqrt(2.5)
+    assert group[0].sessions[0].advantages == pytest.approx([0., shaped, 0., 1., 1.])
+    group[0].sessions[0].stop = "out of turns"       # the same tokens, but no answer: shaped like the rest
+    train.credit(group, 2, usage=.5, gain_weight=.3)
+    assert group[0].sessions[0].advantages == pytest.approx([0., shaped, 0., shaped, shaped])
 
 
-def collected(policy, tokenizer, scenario, usage=.5, seed=0):
+def collected(policy, tokenizer, scenario, usage=.5, gain_weight=.3, seed=0):
     rng = random.Random(seed)
     task = Task(scenario, rollout.WINDOWS[scenario])
-    args = settled("--group-size", 4)
-    return train.collect(policy, tokenizer, [make_question(rng) for _ in range(6)], task, args, (seed,), usage)[0]
+    run = train.Run(settled("--group-size", 4, "--seed", seed), task, tokenizer)
+    trajectories, _ = train.collect(policy, run, [make_question(rng) for _ in range(6)])
+    train.credit(trajectories, 4, usage, gain_weight)
+    return trajectories
 
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
 def test_both_weights_zero_is_broadcast(policy, tokenizer, scenario):
     """faults 11: every model token of an attempt, in every session, has the attempt's own A; the others have 0."""
-    trajectories = collected(policy, tokenizer, scenario, usage=0.)
-    tokens = iter(train.token_advantages(trajectories, gain_weight=0.))
+    trajectories = collected(policy, tokenizer, scenario, usage=0., gain_weight=0.)
     assert any(len(t.sessions) > 1 for t in trajectories)
     for i in range(0, len(trajectories), 4):
-        plain = train.trajectory_advantage(torch.tensor([t.reward for t in trajectories[i:i + 4]]), torch.ones(4), 0.).tolist()
+        plain = group_advantage(torch.tensor([t.reward for t in trajectories[i:i + 4]])).tolist()
         for t, a in zip(trajectories[i:i + 4], plain):
             for session in t.sessions:
-                assert next(tokens) == [a * mask for mask in session.mask]
+                assert session.advantages == [a * mask for mask in session.mask]
 
 
 # ---------------------------------------------------------------- rows and the update
 
-def test_merge_sessions_of_a_fork():
+def rows_of(trajectories):
+    return [train.up_to_last_sampled(s.ids, s.mask, s.logps, s.advantages) for t in trajectories for s in t.sessions]
+
+
+def test_rows_of_a_fork():
     """Parent [1 50] fork, subagent [8 70], parent again [1 50 9 51] and what it was shown last, 6: two rows, each sampled token in
     exactly one place, and without the 6, which predicts nothing that is trained."""
-    sessions = [Session("ordinary", [1, 50], [0, 1], [0., -.1], [], []), Session("subagent", [8, 70], [0, 1], [0., -.2], [], []),
-                Session("ordinary", [1, 50, 9, 51, 6], [0, 0, 0, 1, 0], [0., 0., 0., -.3, 0.], [], [])]
-    rows = train.merge_sessions(sessions, [[0., 1.], [0., 2.], [0., 0., 0., 3., 0.]])
-    assert rows == [[[1, 50, 9, 51], [0, 1, 0, 1], [0., -.1, 0., -.3], [0., 1., 0., 3.]], [[8, 70], [0, 1], [0., -.2], [0., 2.]]]
+    sessions = [Session("ordinary", [1, 50], [0, 1], [0., -.1], [], advantages=[0., 1.]),
+                Session("subagent", [8, 70], [0, 1], [0., -.2], [], advantages=[0., 2.]),
+                Session("ordinary", [1, 50, 9, 51, 6], [0, 0, 0, 1, 0], [0., 0., 0., -.3, 0.], [], advantages=[0., 0., 0., 3., 0.])]
+    rows = rows_of([Trajectory(None, sessions, "", "", 0.)])
+    assert join_rows(rows, 100, branch=False) == [
+        [[1, 50, 9, 51], [0, 1, 0, 1], [0., -.1, 0., -.3], [0., 1., 0., 3.]], [[8, 70], [0, 1], [0., -.2], [0., 2.]]]
 
 
-def test_merge_never_trains_two_samples_as_one():
-    """Two sessions that wrote the same tokens after the same context stay two rows: both samples count."""
-    twice = [Session("ordinary", [1, 50], [0, 1], [0., -.1], [], []) for _ in range(2)]
-    assert len(train.merge_sessions(twice, [[0., 1.], [0., 2.]])) == 2
+@pytest.mark.parametrize("branch", [True, False])
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
+def test_rows_hold_every_sampled_token_with_its_advantage(policy, tokenizer, scenario, branch):
+    """faults 24, on real rollouts: joining keeps the multiset of (token, log-probability, advantage) of the model's tokens."""
+    rows = rows_of(collected(policy, tokenizer, scenario))
+    pieces = lambda rows: sorted(piece[0::2] + piece[3:] for row in rows for piece in zip(*row[:4]) if piece[1])
+    joined = join_rows(rows, 400, branch)
+    assert pieces(joined) == pieces(rows) and sum(len(row[0]) for row in joined) < sum(len(row[0]) for row in rows)
+
+
+@pytest.fixture
+def dropout(policy):
+    """The same policy, built with dropout in its configuration, which training mode would switch on."""
+    config = train.copy.deepcopy(policy.config)
+    config.attention_dropout = .3
+    model = train.Qwen3ForCausalLM(config).eval()
+    model.load_state_dict(policy.state_dict())
+    assert model.base_model.layers[0].self_attn.attention_dropout == .3
+    return model
 
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
-def test_rows_hold_every_sampled_token_with_its_advantage(policy, tokenizer, scenario):
-    """faults 24, on real rollouts: merging keeps the multiset of (token, log-probability, advantage) of the model's tokens."""
-    trajectories = collected(policy, tokenizer, scenario)
-    for t, advantages in zip(trajectories, ([*train.token_advantages([t], .3)] for t in trajectories)):
-        pieces = lambda rows: sorted(x[0::2] + x[3:] for row in rows for x in zip(row[0], row[1], row[2], row[3]) if x[1])
-        plain = [[s.ids, s.mask, s.logps, a] for s, a in zip(t.sessions, advantages)]
-        assert pieces(train.merge_sessions(t.sessions, advantages)) == pieces(plain)
-
-
-@pytest.mark.parametrize("scenario", rollout.WINDOWS)
-def test_ratio_is_one_before_the_first_step(policy, tokenizer, scenario):
-    """faults 7, 18: |log ratio| < 1e-5 at every trained token, with dropout in the config; fails if the mask is shifted by one."""
-    policy.config.attention_dropout = .1
-    policy.eval()
-    worst, shifted = 0., 0.
-    for t in collected(policy, tokenizer, scenario):
-        for ids, mask, logps, _ in train.merge_sessions(t.sessions):
-            ids, mask, logps = torch.tensor([ids]), torch.tensor([mask]).bool(), torch.tensor([logps])
-            worst = max(worst, (token_logprobs(policy, ids, mask) - logps).abs().max().item())
-            shifted = max(shifted, (token_logprobs(policy, ids, mask.roll(-1, 1)).roll(1, 1) - logps).abs().max().item())
+def test_ratio_is_one_before_the_first_step(dropout, tokenizer, scenario):
+    """faults 7, 18: |log ratio| < 1e-5 at every trained token, in the update as in single rows; fails if the mask is shifted by one."""
+    trajectories, worst, shifted = collected(dropout, tokenizer, scenario), 0., 0.
+    for ids, mask, logps, _ in rows_of(trajectories):
+        ids, mask, logps = torch.tensor([ids]), torch.tensor([mask]).bool(), torch.tensor([logps])
+        worst = max(worst, (token_logprobs(dropout, ids, mask) - logps).abs().max().item())
+        shifted = max(shifted, (token_logprobs(dropout, ids, mask.roll(-1, 1)).roll(1, 1) - logps).abs().max().item())
     assert worst < 1e-5 < .1 < shifted
+    metrics = train.update(dropout, train.adamw(dropout, 0.), trajectories, ARGS)
+    assert metrics["gap_p99"] < 1e-5 and abs(metrics["ratio_max"] - 1) < 1e-5
 
 
 def gradient(policy, trajectories, batch_tokens):
     """Loss and gradient of one update, whose step itself changes nothing (learning rate 0)."""
     args = settled("--batch-tokens", batch_tokens)
     optimizer = torch.optim.SGD([p.detach() for p in policy.parameters()], lr=0.)
-    metrics = train.update(policy, optimizer, trajectories, args, gain_weight=.3)
+    metrics = train.update(policy, optimizer, trajectories, args)
     return metrics["loss"], torch.cat([master.grad.flatten() for master in optimizer.param_groups[0]["params"]])
 
 
@@ -197,10 +211,8 @@ def test_rewards_that_never_vary_leave_the_policy_alone(policy, tokenizer):
     trajectories = collected(policy, tokenizer, "compaction")
     for t in trajectories:
         t.reward = 0.
-    for i in range(0, len(trajectories), 4):
-        train.credit(trajectories[i:i + 4], usage=.5)
-    args = ARGS
-    metrics = train.update(policy, torch.optim.SGD([p.detach() for p in policy.parameters()], lr=0.), trajectories, args, gain_weight=0.)
+    train.credit(trajectories, 4, usage=.5, gain_weight=0.)
+    metrics = train.update(policy, torch.optim.SGD([p.detach() for p in policy.parameters()], lr=0.), trajectories, ARGS)
     assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
 
 
@@ -208,7 +220,7 @@ def test_sampling_ignores_the_models_generation_config(policy, tokenizer):
     """faults 15: transformers would fill in top_k = 1 from the model's own settings."""
     policy.generation_config.top_k, policy.generation_config.do_sample = 1, True
     question = make_question(random.Random(0))
-    attempts = rollout.rollout(policy, tokenizer, [question] * 8, Task(), train.uniforms(8, Task(), "test"))
+    attempts = rollout.sample_attempts(policy, tokenizer, [question] * 8, Task(), train.uniforms(8, Task(), "test"))
     policy.generation_config.top_k, policy.generation_config.do_sample = 50, False
     assert len({str([s.ids for s in t.sessions]) for t in attempts}) > 1
 
@@ -226,19 +238,9 @@ def test_a_step_improves_what_it_rewards(policy, tokenizer):
             size = [sum(sum(s.mask) for s in t.sessions) for t in group]
             for t, n in zip(group, size):
                 t.reward = float(n <= sorted(size)[1])
-            train.credit(group, usage=0.)
-        train.update(model, optimizer, trajectories, ARGS, gain_weight=0.)
+        train.credit(trajectories, 4, usage=0., gain_weight=0.)
+        train.update(model, optimizer, trajectories, ARGS)
     assert lengths[-1] < .8 * lengths[0]
-
-
-def test_notes():
-    """What a step tells a person at once: costs and a large gap in the first step; no variance and a skipped step in any."""
-    line = {"seconds_rollout": 1.5, "gap_mean": .06, "gap_p99": .2, "groups_without_variance": .5, "skipped": 0}
-    costs, gap = train.notes(line, first=True)
-    assert costs == "seconds_rollout 1.50" and ".060" in gap and "--dtype float32" in gap
-    assert list(train.notes(line, first=False)) == []
-    silent, skipped = train.notes({**line, "groups_without_variance": 1, "skipped": 1}, first=False)
-    assert "no trajectory-level gradient" in silent and "skipped" in skipped
 
 
 # ---------------------------------------------------------------- the command line
