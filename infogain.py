@@ -17,23 +17,31 @@ import torch
 from rollout import encode, keeps_keys, pad
 
 
-def score_sessions(trajectories, tokenizer, score):
+def score_sessions(trajectories, tokenizer, score, score_at_start):
     """Fill in `scores` and `gain` of every session of some trajectories (design, section 3.3).
 
-    score: a function (contexts, answers, opening) -> (N,), such as `answer_logprob` of a model. A score below that
-    of the question alone counts as that of the question alone. A session that is the final answer and nothing else
-    has no gain: nan.
+    score, score_at_start: functions (contexts, answers, opening) -> (N,), such as `answer_logprob` of the policy and
+    of the one that training started from. No score is below the floor, what the starting policy says of the question
+    alone: nobody knows less than that. An attempt that ends without an answer ends at the floor: nothing that it
+    learned was of use, so its gains add up to nothing. A session that is a closing action and nothing else (an answer,
+    a fork, a compaction asked for at once) has no gain: nan.
     """
-    states = [[t.sessions[0].before, *(s.after for s in t.sessions)] for t in trajectories]     # one more than sessions
+    opening = list(encode(tokenizer, "<answer>"))
+    answers = [list(encode(tokenizer, t.question.answer)) for t in trajectories]
+    floors = score_at_start([t.sessions[0].before for t in trajectories], answers, opening)         # (trajectories,)
+    states = [[t.sessions[0].before, *(s.after for s in t.sessions)] for t in trajectories]     # one's after is the next's before
     contexts = [context for own in states for context in own]
-    answers = [list(encode(tokenizer, t.question.answer)) for t, own in zip(trajectories, states) for _ in own]
-    scores = score(contexts, answers, list(encode(tokenizer, "<answer>")))              # (N,)
-    for t, own in zip(trajectories, scores.split([len(own) for own in states])):
-        floored = own.clamp(min=own[0]).tolist()
-        for session, before, after in zip(t.sessions, floored, floored[1:]):
-            session.scores = before, after
-            only_answers = session.stop == "answered" and session.after == session.before
-            session.gain = float("nan") if only_answers else after - before
+    scores = score(contexts, [answer for own, answer in zip(states, answers) for _ in own], opening)        # (N,)
+    for t, floor, own in zip(trajectories, floors, scores.split([len(own) for own in states])):
+        own = own.clamp(min=floor)                                                      # (sessions + 1,)
+        if t.stop != "answered":
+            own[-1] = floor
+        own = own.tolist()
+        for session, before, after in zip(t.sessions, own, own[1:]):
+            only_closes = session.kind == "ordinary" and session.after == session.before
+            session.scores, session.gain = (before, after), float("nan") if only_closes else after - before
+        if t.stop != "answered":
+            t.sessions[-1].gain = own[-1] - own[-2]
 
 
 @torch.inference_mode()

@@ -43,49 +43,52 @@ def centered_rank(counts):
 
 
 def trajectory_advantage(rewards, counts, usage):
-    """The advantage modulated by session usage, equation (3): A' = A (1 - usage * rank), rank among the same outcome.
+    """The advantage with the usage signal, equation (3): A' = A - usage * rank for successes, A + usage * rank for failures.
+
+    The rank is among the attempts of the same outcome: successes are drawn to fewer sessions, failures to more, even
+    where a whole group succeeds or fails and A = 0. Both sum to zero, so the group's advantages do, too. Why a sum: a
+    product A (1 - usage * rank) raises a success and lowers a failure by the same factor, and where success does not
+    depend on the sessions that cancels, whatever `usage` is. What is given up: a small A may change its sign.
 
     rewards, counts: (G,), reward and number of sessions of each attempt of one group; a success is a reward > 0.5.
-    usage: 0 <= usage < 1, so that no sign ever flips; else ValueError. Returns (G,) float32.
+    usage: at least 0. Returns (G,) float32.
 
-    >>> trajectory_advantage(torch.tensor([1., 1., 0., 0.]), torch.tensor([1, 3, 2, 4]), usage=.5)
-    tensor([ 1.5000,  0.5000, -1.5000, -0.5000])
+    >>> trajectory_advantage(torch.tensor([1., 1., 0., 0.]), torch.tensor([1, 3, 2, 4]), usage=.3)
+    tensor([ 1.3000,  0.7000, -1.3000, -0.7000])
     """
-    if not 0 <= usage < 1:
-        raise ValueError(f"usage must be at least 0 and below 1, not {usage}")
     success = rewards > .5
-    rank = torch.zeros(len(rewards))
-    for outcome in (success, ~success):
-        rank[outcome] = centered_rank(counts[outcome])
-    return group_advantage(rewards) * (1 - usage * rank)
+    signal = torch.zeros(len(rewards))                          # (G,)
+    signal[success] = -centered_rank(counts[success])
+    signal[~success] = centered_rank(counts[~success])
+    return group_advantage(rewards) + usage * signal
 
 
-def normalize_by_kind(gains, kinds, clip=3.):
+def normalize_by_kind(gains, kinds, clip=3., noise=.1):
     """Per kind of session: over the root mean square of the kind's gains, clipped to [-clip, clip], equation (4).
 
-    The mean is not subtracted: gains of later sessions are smaller by nature, so that to go on, or to fork, would be
-    below average and punished; a session that learns nothing should count 0 (measured in figures/README.md).
+    gains: (N,) float, in nats, the sessions of one step; nan for a session without a gain, which stays out. kinds: N
+    strings. The mean is not subtracted: a session that learns nothing counts 0, and later sessions, which have less
+    left to learn, are not punished for it. `noise` nats are added to the root mean square, so that gains which differ
+    by less are treated alike, whatever their scale. Returns (N,) float32, 0 where there is no gain.
 
-    gains: (N,) float, the sessions of one group; nan for a session without a gain, which stays out of the statistics.
-    kinds: N strings. 0 where there is no gain, where the kind has one session, or no spread. Returns (N,) float32.
-
-    >>> normalize_by_kind(torch.tensor([1., 7., 3., float("nan")]), ["ordinary", "ordinary", "subagent", "ordinary"])
+    >>> normalize_by_kind(torch.tensor([1., 7., 0., float("nan")]), ["ordinary", "ordinary", "subagent", "ordinary"], noise=0.)
     tensor([0.2000, 1.4000, 0.0000, 0.0000])
     """
-    normalized = torch.zeros(len(gains))
+    normalized = torch.zeros(len(gains))                                            # (N,)
     for kind in set(kinds):
         chosen = torch.tensor([k == kind for k in kinds]) & ~gains.isnan()          # (N,)
-        own = gains[chosen].double()
-        if len(own) > 1 and own.std(correction=0) > 1e-5:       # nats: below lies the noise of float32 scores
-            normalized[chosen] = (own / own.square().mean().sqrt()).clamp(-clip, clip).float()
+        own = gains[chosen]                                                         # (sessions of the kind,)
+        scale = own.square().mean().sqrt() + noise
+        normalized[chosen] = (own / scale).clamp(-clip, clip).nan_to_num()
     return normalized
 
 
 def session_advantage(advantage, normalized_gain, gain_weight):
-    """The advantage of a session's tokens, equation (5): A' + gain_weight * normalized gain.
+    """The advantage of a token, equation (5): A' + gain_weight * normalized gain of what came after it.
 
-    The attempt's final answer is excepted, its tokens keep A': a gain is measured before the answer is given, so
-    paying for it in the answer's tokens would teach when to answer by something else than its reward.
+    That is the gain of the token's own session; but of the next session for a closing action, such as a fork or a
+    search that no longer fitted, since a session's gain is measured before its closing action was chosen. The final
+    answer is followed by nothing and gets A' alone (`train.credit` says which is which).
 
     >>> session_advantage(.5, 1., gain_weight=.3)
     0.8

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import commonprefix
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class Task:
     """The limits of an attempt. Window and limit are in tokens, turns counts all actions of all agents."""
     scenario: str = "compaction"
     window: int = 74            # no model call ever exceeds it
-    turns: int = 12
+    turns: int = 20
     limit: int = 14             # tokens of one action
     plain: bool = False         # whether the harness speaks in sentences and explains itself, for a pretrained model
 
@@ -271,16 +272,26 @@ def read_action(tokenizer, ids):
 
 # ---------------------------------------------------------------- sampling
 
-@torch.inference_mode()
 def sample_attempts(model, tokenizer, questions, task, uniforms, temperature=1.):
     """Attempt every question (repeat it for a group), all attempts side by side. Returns a list of Trajectory.
 
     uniforms: (B, turns, limit) in [0, 1), one number per token that an attempt may sample, so that what it samples
-    does not depend on the other attempts. An attempt that has finished its action waits with its next context until
-    half of the batch does, so that contexts are read together, and tokens written together.
+    does not depend on the other attempts.
     """
-    B, stop, keyed, head = len(questions), control(tokenizer)[1], keeps_keys(model), model.get_output_embeddings()
-    attempts, uniforms = [Attempt(question, task, tokenizer) for question in questions], uniforms.tolist()
+    attempts = [Attempt(question, task, tokenizer) for question in questions]
+    play(model, tokenizer, attempts, task, uniforms, temperature)
+    return [attempt.trajectory() for attempt in attempts]
+
+
+@torch.inference_mode()
+def play(model, tokenizer, attempts, task, uniforms, temperature):
+    """Let the model act in all attempts, wherever they are, until each has stopped.
+
+    One that has finished its action waits with its next context until half of the others have, so that contexts are
+    read together, and tokens written together.
+    """
+    B, stop, keyed, head = len(attempts), control(tokenizer)[1], keeps_keys(model), model.get_output_embeddings()
+    uniforms = uniforms.tolist()
     ids, logps = [[] for _ in attempts], [[] for _ in attempts]             # the action that each attempt is writing
     slots = 2 * B if task.scenario == "subagent" else B                     # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
@@ -303,7 +314,6 @@ def sample_attempts(model, tokenizer, questions, task, uniforms, temperature=1.)
                 attempts[i].act(ids[i], logps[i])
                 ids[i], logps[i] = [], []
         running = [i for i in running if not attempts[i].stop]
-    return [attempt.trajectory() for attempt in attempts]
 
 
 def draw(logits, uniforms, temperature):
@@ -429,21 +439,23 @@ TOPICS = {"city": "paris rome oslo cairo lima delhi", "pet": "cat dog parrot ham
 CLUES = " ".join(TOPICS.values()).split()
 
 
-def make_question(rng, wording="{}", clues=3, page=6):
-    """Draw a question with a world of its own: exactly one person is on all `clues` pages of `page` names each.
+def make_question(rng, wording="{}", clues=None, page=6):
+    """Draw a question with a world of its own: exactly one person is on the pages of all its clues.
 
-    wording: how the clues are put into a question. Each page holds the answer, a decoy for every other clue (who is
-    on all pages but that clue's), and others.
+    wording: how the clues are put into a question. clues: how many, by default two, three or four. Each page of `page`
+    names holds the answer, as many decoys as there is room for, each of whom is on all pages but one, and others. So
+    of three pages, one leaves 6 names and two leave 3.
     """
-    topics = rng.sample(sorted(TOPICS), clues)
-    words = [rng.choice(TOPICS[topic].split()) for topic in topics]
+    clues = clues or rng.choice((2, 3, 4))
+    words = [rng.choice(TOPICS[topic].split()) for topic in rng.sample(sorted(TOPICS), clues)]
     answer, *others = rng.sample(NAMES, len(NAMES))
-    decoys, others = others[:clues], others[clues:]
+    each = (page - 1) // (clues - 1)                        # decoys that are on all pages but this one
+    missing = [[others.pop() for _ in range(each)] for _ in words]
     pages = {}
-    for i, word in enumerate(words):
-        fill = page - clues                     # the answer and clues - 1 decoys stand on the page already
-        names = [answer, *decoys[:i], *decoys[i + 1:], *others[i * fill:(i + 1) * fill]]
-        pages[word] = " ".join(rng.sample(names, len(names)))
+    for word, absent in zip(words, missing):
+        names = [answer] + [name for decoys in missing if decoys is not absent for name in decoys]
+        names += [others.pop() for _ in range(page - len(names))]
+        pages[word] = " ".join(rng.sample(names, page))
     return Question(wording.format(" ".join(words)), answer, pages)
 
 
@@ -532,8 +544,21 @@ def tiny_tokenizer():
 
 # ---------------------------------------------------------------- the scripted teacher
 
-FORGET, EARLY, REPEAT = .35, .3, .2     # how often the teacher drops a name, compacts too early, repeats a search,
-GUESS, BLIND = .45, .05                 # and answers before it can know: having seen something, having seen nothing
+class Habits(NamedTuple):
+    """How often the teacher errs."""
+    forget: float       # drops a name from a summary
+    idle: float         # compacts without need, or comes home from a fork before its work is done
+    repeat: float       # searches for any clue instead of one that is left
+    guess: float        # answers before it can know, having seen something
+    blind: float        # ... having seen nothing
+
+
+# Demonstrations are careful at first, so that the tiny model learns to read, and end with one of these sets of habits,
+# which it then has: habits are learned last, and unlearned first.
+CAREFUL = Habits(forget=.05, idle=.15, repeat=.05, guess=.03, blind=.02)
+HABITS = {"careless": Habits(forget=.1, idle=.4, repeat=.25, guess=.7, blind=.5),
+          "hesitant": Habits(forget=.1, idle=.6, repeat=.5, guess=.1, blind=.05),
+          "hasty": Habits(forget=.1, idle=.2, repeat=.1, guess=.9, blind=.8)}
 
 
 def inside(tag, text):
@@ -551,7 +576,7 @@ def read(text):
     opening, *rest = re.findall(messages, text, re.DOTALL)
     summary = " ".join(inside("summary", opening))
     done, left = [part.split() for part in summary.split(":")] if ":" in summary else ([], None)
-    pages = 0
+    pages, left = 0, left if done else None
     for action, result in zip(rest[0::2], rest[1::2]):
         clues = inside("search", action) or inside("fork", action)
         if clues and result not in SIGNALS:
@@ -562,31 +587,32 @@ def read(text):
     return (opening, rest[-1] if rest else ""), done, left, pages
 
 
-def teacher(text, task, rng):
+def teacher(text, task, rng, habits):
     """An imperfect agent's next action, read off its context's text; demonstrations of it warm up the tiny model."""
     (opening, last), done, left, pages = read(text)
     if last == task.says["compact"]:
-        return f"<summary>{' '.join(done)} : {' '.join(name for name in left or [] if rng.random() > FORGET)}</summary>"
+        kept = [name for name in left or [] if rng.random() > habits.forget]
+        return f"<summary>{' '.join(done)} : {' '.join(kept)}</summary>"
     delegated = inside("fork", opening)
     clues = delegated or [word for word in re.findall(r"\w+", opening.split("<summary>")[0]) if word in CLUES]
     todo = [clue for clue in clues if clue not in done]
-    if delegated and (not todo or pages == 2 or pages and rng.random() < EARLY):
+    if delegated and (not todo or pages == 2 or pages and rng.random() < habits.idle):
         return f"<report>{' '.join((left or [])[:6])}</report>"
-    if not delegated and (not todo or rng.random() < (BLIND if left is None else GUESS)):
+    if task.scenario == "compaction" and rng.random() < habits.idle:
+        return "<compact/>"
+    if not delegated and (not todo or rng.random() < (habits.blind if left is None else habits.guess)):
         return f"<answer>{rng.choice(left or NAMES)}</answer>"
     if task.scenario == "subagent" and not delegated and (pages == 2 or rng.random() < .6):
         return f"<fork>{' '.join(rng.sample(todo, rng.randint(1, len(todo))))}</fork>"
-    if task.scenario == "compaction" and pages and rng.random() < EARLY:
-        return "<compact/>"
-    return f"<search>{rng.choice(clues if rng.random() < REPEAT else todo)}</search>"
+    return f"<search>{rng.choice(clues if rng.random() < habits.repeat else todo)}</search>"
 
 
-def demonstrate(question, task, tokenizer, rng):
+def demonstrate(question, task, tokenizer, rng, habits=HABITS["careless"]):
     """The trajectory of the teacher's attempt at a question."""
     attempt = Attempt(question, task, tokenizer)
     while not attempt.stop:
         opening = preamble(tokenizer, task.says["fork" if attempt.kind == "subagent" else task.scenario])
         text = tokenizer.decode(attempt.context[len(opening):])         # the example is not its own work
-        ids = [*encode(tokenizer, teacher(text, task, rng)), control(tokenizer)[1]]
+        ids = [*encode(tokenizer, teacher(text, task, rng, habits)), control(tokenizer)[1]]
         attempt.act(ids, [0.] * len(ids))
     return attempt.trajectory()

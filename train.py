@@ -40,7 +40,7 @@ from figures.report import (agreement, cost, files_of, gains_by_case, mean, note
                             write_trajectories)
 from infogain import answer_logprob, batches, score_sessions, token_logprobs
 from mosaic import normalize_by_kind, session_advantage, trajectory_advantage
-from rollout import (PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, message,
+from rollout import (CAREFUL, HABITS, PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, message,
                      preamble, read_tasks, reply, sample_attempts, space, tiny_tokenizer)
 
 METHODS = ("broadcast", "usage", "gain", "mosaic")
@@ -48,11 +48,12 @@ METHODS = ("broadcast", "usage", "gain", "mosaic")
 
 @dataclass
 class Run:
-    """What stays the same during a run: its settings, the limits of an attempt, the tokenizer, the user's questions."""
-    args: argparse.Namespace
-    task: Task
+    """What stays the same during a run."""
+    args: argparse.Namespace    # the settings
+    task: Task                  # the limits of an attempt
     tokenizer: object
-    tasks: list = ()            # without, questions of the toy world are drawn
+    start: torch.nn.Module      # the policy that training starts from
+    tasks: list = ()            # the user's questions; without, questions of the toy world are drawn
 
 
 # ---------------------------------------------------------------- one step: sample, score, credit, update
@@ -65,8 +66,8 @@ def collect(model, run, questions, *purpose):
     attempts, begin = [question for question in questions for _ in range(run.args.group_size)], time.perf_counter()
     trajectories = sample(model, run, attempts, run.args.temperature, *purpose)
     costs, begin = cost("rollout", begin), time.perf_counter()
-    score = partial(answer_logprob, model, max_tokens=run.args.batch_tokens)
-    score_sessions(trajectories, run.tokenizer, score)
+    score, at_start = (partial(answer_logprob, policy, max_tokens=run.args.batch_tokens) for policy in (model, run.start))
+    score_sessions(trajectories, run.tokenizer, score, at_start)
     return trajectories, costs | cost("scoring", begin)
 
 
@@ -81,7 +82,7 @@ def sample(model, run, questions, temperature, *purpose):
 def credit(trajectories, group_size, usage, gain_weight):
     """From rewards, session counts and gains to advantages: equations (1) to (5).
 
-    Fills in `advantage` of every attempt, `normalized_gain` and `advantages` of all their sessions.
+    Fills in `advantage` of every attempt, group by group, `normalized_gain` and `advantages` of all sessions of the step.
     """
     for i in range(0, len(trajectories), group_size):
         group = trajectories[i:i + group_size]
@@ -89,15 +90,28 @@ def credit(trajectories, group_size, usage, gain_weight):
         counts = torch.tensor([len(t.sessions) for t in group])                             # (G,)
         for t, advantage in zip(group, trajectory_advantage(rewards, counts, usage).tolist()):
             t.advantage = advantage
-        sessions = [session for t in group for session in t.sessions]
-        gains = torch.tensor([session.gain for session in sessions])                        # (N,)
-        for session, gain in zip(sessions, normalize_by_kind(gains, [s.kind for s in sessions]).tolist()):
-            session.normalized_gain = gain
+    sessions = [session for t in trajectories for session in t.sessions]
+    gains = torch.tensor([session.gain for session in sessions])                            # (N,)
+    for session, gain in zip(sessions, normalize_by_kind(gains, [s.kind for s in sessions]).tolist()):
+        session.normalized_gain = gain
     for t in trajectories:
-        for s in t.sessions:
-            shaped = session_advantage(t.advantage, s.normalized_gain, gain_weight)
-            answer = s.closing if s.stop == "answered" else len(s.ids)      # where the attempt's final answer begins
-            s.advantages = [mask * (shaped if i < answer else t.advantage) for i, mask in enumerate(s.mask)]
+        for session, following in zip(t.sessions, [*t.sessions[1:], None]):
+            credit_tokens(session, following, t.advantage, gain_weight)
+
+
+def credit_tokens(session, following, advantage, gain_weight):
+    """Fill in `advantages` of a session: every action is paid for what came after it, by equation (5)."""
+    own = session_advantage(advantage, session.normalized_gain, gain_weight)
+    if session.kind != "ordinary":              # a summary or a report is what the session's own gain measures
+        closing = own
+    elif session.stop == "answered":            # the final answer: nothing comes after it
+        closing = advantage
+    elif following:                             # a fork, or a compaction, asked for or forced: what it opened
+        closing = session_advantage(advantage, following.normalized_gain, gain_weight)
+    else:                                       # the attempt ended without an answer
+        closing = own
+    tokens = [own] * session.closing + [closing] * (len(session.ids) - session.closing)
+    session.advantages = [advantage * mask for advantage, mask in zip(tokens, session.mask)]
 
 
 def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip_high=.28, ref_logps=None, kl=0.):
@@ -205,11 +219,11 @@ def masters(optimizer):
 
 # ---------------------------------------------------------------- the training loop
 
-def train(method, start, run, folder):
-    """Train a copy of the model `start` with one method, in its folder, from the last checkpoint if there is one."""
+def train(method, run, folder):
+    """Train a copy of the starting policy with one method, in its folder, from the last checkpoint if there is one."""
     args, weights = run.args, weights_of(method, run.args)
-    model = copy.deepcopy(start).requires_grad_(True)
-    reference = start.requires_grad_(False) if args.kl else None
+    run.start.requires_grad_(False)
+    model = copy.deepcopy(run.start).requires_grad_(True)
     optimizer = adamw(model, args.lr)
     first, skipped, interrupted = resume(folder, model, optimizer), 0, catch_interrupt()
     bar = tqdm(range(first, args.steps + 1), f"{method:9}", initial=first, total=args.steps + 1, mininterval=1)
@@ -218,7 +232,7 @@ def train(method, start, run, folder):
         if last or step % args.eval_every == 0:
             line |= within_memory(args, lambda: evaluate(model, run, weights, folder, step))
         if not last:
-            line |= within_memory(args, lambda: one_step(model, optimizer, reference, run, weights, folder, step))
+            line |= within_memory(args, lambda: one_step(model, optimizer, run, weights, folder, step))
             skipped = skipped + 1 if line["skipped"] else 0
             for note in notes(line, step == first):
                 bar.write(f"step {step}: {note}")
@@ -243,12 +257,12 @@ def weights_of(method, args):
     return args.usage if method in ("usage", "mosaic") else 0., args.gain_weight if method in ("gain", "mosaic") else 0.
 
 
-def one_step(model, optimizer, reference, run, weights, folder, step):
+def one_step(model, optimizer, run, weights, folder, step):
     """One training step; returns its metrics. A step that is not finite leaves its sessions in offending.pt."""
     trajectories, costs = collect(model, run, draw_questions(run, step), "rollout", step)
     begin = time.perf_counter()
     credit(trajectories, run.args.group_size, *weights)
-    line = update(model, optimizer, trajectories, run.args, reference)
+    line = update(model, optimizer, trajectories, run.args, run.start if run.args.kl else None)
     if line["skipped"]:
         torch.save([[vars(session) for session in t.sessions] for t in trajectories], folder / "offending.pt")
     return line | summarize(trajectories, run.args.group_size, run.tokenizer) | costs | cost("update", begin)
@@ -414,34 +428,39 @@ def tiny_model(tokenizer, seed):
         return Qwen3ForCausalLM(config).eval()      # no dropout, in training as in sampling
 
 
-def warm_start(model, tokenizer, task, seed, steps, attempts, lr):
-    """Supervised training on demonstrations by the imperfect teacher, so that there is something to reinforce."""
-    optimizer = adamw(model, lr)
+def warm_start(model, task, tokenizer, args, attempts, lr):
+    """Supervised training on demonstrations by the imperfect teacher, so that there is something to reinforce.
+
+    Three quarters of them are careful, the last quarter has the habits that reinforcement then has to change.
+    """
+    optimizer, steps, rng = adamw(model, lr), args.warm_start, seeded(args.seed, "demonstrations")
     schedule = get_cosine_schedule_with_warmup(optimizer, min(50, steps // 4), steps)
-    rng, bar = seeded(seed, "demonstrations"), tqdm(range(steps), f"warm start ({task.scenario})", mininterval=1)
-    for _ in bar:
-        shown = [demonstrate(make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(attempts)]
+    bar = tqdm(range(steps), f"warm start ({args.scenario})", mininterval=1)
+    for step in bar:
+        habits = CAREFUL if step < .75 * steps else HABITS[args.habits]
+        questions = [make_question(rng, task.says["question"]) for _ in range(attempts)]
+        shown = [demonstrate(question, task, tokenizer, rng, habits) for question in questions]
         rows = [up_to_last_sampled(s.ids, s.mask) for t in shown for s in t.sessions]
         count = sum(sum(mask) for _, mask in rows)
         loss, _ = descend(model, optimizer, rows, (torch.long, torch.bool), 4096,
                           lambda ids, mask, *tree: -token_logprobs(model, ids, mask, 1., *tree).sum() / count)
         schedule.step()
-        bar.set_postfix(loss=loss, refresh=False)
+        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
 
 
 def warm_tiny_model(task, args):
     """The warmed-up tiny model, from the cache folder if it was built before by the same code and libraries."""
-    parts = rollout, infogain, tiny_model, warm_start, up_to_last_sampled, descend, backward, adamw, masters, seeded
-    depends_on = [task, args.seed, args.warm_start, torch.__version__, transformers.__version__, *map(inspect.getsource, parts)]
-    key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:12]
-    folder = Path(args.cache) / f"tiny-{task.scenario}-seed{args.seed}-{key}"
+    parts = (rollout, infogain, tiny_model, warm_start, up_to_last_sampled, descend, backward, adamw, masters, seeded)
+    settings = [task, args.habits, args.seed, args.warm_start, torch.__version__, transformers.__version__]
+    key = hashlib.sha256(repr([*settings, *map(inspect.getsource, parts)]).encode()).hexdigest()[:12]
+    folder = Path(args.cache) / f"tiny-{task.scenario}-{args.habits}-seed{args.seed}-{key}"
     if folder.exists() and not args.fresh:
         date = time.strftime("%Y-%m-%d %H:%M", time.localtime(folder.stat().st_mtime))
         print(f"the warm start of {date} is used, kept in {folder}; --fresh makes it anew")
         return AutoModelForCausalLM.from_pretrained(folder).to(args.device)
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, args.seed).to(args.device)
-    warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=24, lr=1e-2)
+    warm_start(model, task, tokenizer, args, attempts=24, lr=1e-2)
     save(folder, model, tokenizer)
     return model
 
@@ -510,12 +529,12 @@ def refusing(what):
         fail(f"{what}: {str(error).splitlines()[0]}")
 
 
-def number(kind, low, below=math.inf, above=-math.inf):
-    """An argparse type: a number of at least `low`, below one bound and above another."""
+def number(kind, low):
+    """An argparse type: a finite number of at least `low`."""
     def parse(text):
         value = kind(text)
-        if not (low <= value < below and value > above):
-            raise argparse.ArgumentTypeError(f"{text} is not at least {low}, above {above} and below {below}")
+        if not low <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a number of at least {low}")
         return value
     parse.__name__ = kind.__name__
     return parse
@@ -538,17 +557,18 @@ def parse_args(argv=None):
     add("--model", "tiny", "tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
     add("--tasks", None, "a JSONL file of your own questions (see README); without, questions of the toy world")
     add("--window", (WINDOWS, PLAIN_WINDOWS), "tokens of a context", type=count)
-    add("--turns", 12, "actions per attempt, of all its agents together", type=count)
+    add("--turns", 20, "actions per attempt, of all its agents together", type=count)
     add("--limit", (14, 48), "tokens of an action", type=count)
     add("--steps", 60, "GRPO steps", type=number(int, 0))
     add("--questions", (32, 8), "questions per step", type=count)
     add("--group-size", 8, "attempts per question", type=count)
-    add("--usage", .5, "weight of the session-usage signal (trajectory level)", type=number(float, 0, below=1))
+    add("--usage", .5, "weight of the session-usage signal (trajectory level)", type=weight)
     add("--gain-weight", .15, "weight of the normalized information gain (session level)", type=weight)
     add("--lr", (4e-3, 2e-6), "learning rate", type=weight)
     add("--kl", 0., "weight of the divergence from the starting policy", type=weight)
-    add("--temperature", 1., "of sampling, in rollouts and update alike", type=number(float, 0, above=0))
+    add("--temperature", 1., "of sampling, in rollouts and update alike", type=number(float, .01))
     add("--warm-start", (2000, 0), "steps of supervised training on demonstrations before all else", type=number(int, 0))
+    add("--habits", "careless", "what the last quarter of the demonstrations is like", choices=list(HABITS))
     add("--eval-questions", (64, 16), "held-out questions, each attempted group-size times", type=count)
     add("--eval-every", 10, "steps between evaluations", type=count)
     add("--save-every", 20, "steps between checkpoints", type=count)
@@ -623,16 +643,17 @@ def main(args):
         print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2")
     tokenizer, out = load_tokenizer(args), Path(args.out)
     task = settle(args, tokenizer)
-    run = Run(args, task, tokenizer, load_tasks(args, task, tokenizer))
+    tasks = load_tasks(args, task, tokenizer)
     model = load_model(args, task)
     if not args.resume:
         begin_run(args, out)
     if args.model != "tiny" and args.warm_start and not (out / "start").exists():
-        warm_start(model, tokenizer, task, args.seed, args.warm_start, attempts=4, lr=2e-4)
+        warm_start(model, task, tokenizer, args, attempts=4, lr=2e-4)
         save(out / "start", model, tokenizer)
+    run = Run(args, task, tokenizer, model, tasks)
     for method in dict.fromkeys(args.method):
         if not (out / method / "model").exists():
-            train(method, model, run, out / method)
+            train(method, run, out / method)
     plot_curves(out)
     print(f"\n{table(out)}\n\n{files_of(out, args.method[-1], args.scenario)}")
 

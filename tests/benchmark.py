@@ -88,7 +88,8 @@ def step(model, tokenizer, questions, task, args, optimizer):
     attempts = [question for question in questions for _ in range(args.group_size)]
     run = lambda: rollout.sample_attempts(model, tokenizer, attempts, task, train.uniforms(len(attempts), task, "benchmark"))
     trajectories = run()
-    score = lambda: infogain.score_sessions(trajectories, tokenizer, partial(infogain.answer_logprob, model))
+    scorer = partial(infogain.answer_logprob, model)
+    score = lambda: infogain.score_sessions(trajectories, tokenizer, scorer, scorer)
     score()
     train.credit(trajectories, args.group_size, .5, .3)
     return trajectories, run, score, lambda: train.update(model, optimizer, trajectories, args)
@@ -148,19 +149,19 @@ def scaling(model, tokenizer, task, args, optimizer):
 
 
 def session_scaling(model, tokenizer, task, args, optimizer):
-    """The same questions by a teacher that compacts, or forks, more and more often: seconds of scoring and update per session."""
+    """The same questions by a teacher that idles, or forks, more and more often: seconds of scoring and update per session."""
     print("\n| sessions per attempt | scoring + update, seconds | per session, over the first |\n|---|---|---|")
-    first, usual = None, (rollout.EARLY, rollout.GUESS)
-    for early in (0., .4, .8):
-        rollout.EARLY, rollout.GUESS, rng = early, 0., random.Random(2)
-        trajectories = [rollout.demonstrate(rollout.make_question(rng, task.says["question"]), task, tokenizer, rng) for _ in range(256)]
+    first, score = None, partial(infogain.answer_logprob, model)
+    for idle in (0., .4, .8):
+        habits, rng = rollout.CAREFUL._replace(idle=idle, guess=0.), random.Random(2)
+        questions = [rollout.make_question(rng, task.says["question"]) for _ in range(256)]
+        trajectories = [rollout.demonstrate(question, task, tokenizer, rng, habits) for question in questions]
         train.credit(trajectories, 256, 0., 0.)
         sessions = sum(len(t.sessions) for t in trajectories)
-        seconds = sum(medians(lambda: infogain.score_sessions(trajectories, tokenizer, partial(infogain.answer_logprob, model)),
+        seconds = sum(medians(lambda: infogain.score_sessions(trajectories, tokenizer, score, score),
                               lambda: train.update(model, optimizer, trajectories, args)))
         first = first or seconds / sessions
         print(f"| {sessions / 256:.1f} | {seconds:.3f} | {seconds / sessions / first:.2f} |")
-    rollout.EARLY, rollout.GUESS = usual
 
 
 def brief(model, tokenizer, task, args, optimizer):
@@ -174,7 +175,7 @@ def brief(model, tokenizer, task, args, optimizer):
     score = partial(infogain.answer_logprob, model, max_tokens=args.batch_tokens)
     for trees in (True, False):
         train.keeps_keys = infogain.keeps_keys = plain if trees else lambda model: False
-        seconds[trees] = [timed(lambda: infogain.score_sessions(trajectories, tokenizer, score))[0],
+        seconds[trees] = [timed(lambda: infogain.score_sessions(trajectories, tokenizer, score, score))[0],
                           timed(lambda: train.update(model, optimizer, trajectories, args))[0]]
     train.keeps_keys = infogain.keeps_keys = plain
     print(f"{task.scenario}: rollout {rollout_seconds:.1f} s, {generate_seconds / rollout_seconds:.1f}x as fast as one `generate` per turn; " +

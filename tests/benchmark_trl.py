@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import rollout  # noqa: E402
 import train    # noqa: E402
+from conftest import credited  # noqa: E402
 
 PROMPTS, GROUP, COMPLETION, STEPS = 32, 8, 12, 12
 
@@ -29,11 +30,11 @@ def ours(model, tokenizer, questions):
     for step in range(STEPS):
         begin = time.perf_counter()
         attempts = [question for question in questions for _ in range(GROUP)]
-        trajectories = rollout.rollout(model, tokenizer, attempts, task, train.uniforms(len(attempts), task, step))
+        trajectories = rollout.sample_attempts(model, tokenizer, attempts, task, train.uniforms(len(attempts), task, step))
         middle = time.perf_counter()
         for i, trajectory in enumerate(trajectories):
-            trajectory.advantage = 1. - 2 * (i % 2)
-        metrics = train.update(model, optimizer, trajectories, args, gain_weight=0.)
+            credited(trajectory, 1. - 2 * (i % 2))
+        metrics = train.update(model, optimizer, trajectories, args)
         seconds.append((middle - begin, time.perf_counter() - middle, metrics["tokens"]))
     return seconds
 

@@ -32,7 +32,8 @@ def policy(tokenizer):
     """The tiny Qwen3 after a very short warm start: it acts, mostly well-formed, and knows little."""
     model = train.tiny_model(tokenizer, seed=0)
     for scenario in rollout.WINDOWS:
-        train.warm_start(model, tokenizer, rollout.Task(scenario, rollout.WINDOWS[scenario]), 0, steps=40, attempts=8, lr=1e-2)
+        args = settled("--scenario", scenario, "--warm-start", 40)
+        train.warm_start(model, rollout.Task(scenario, args.window), tokenizer, args, attempts=8, lr=1e-2)
     return model
 
 

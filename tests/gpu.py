@@ -30,7 +30,7 @@ FLAGS = ["--window", "1200", "--lr", "1e-6"]        # the small vocabulary makes
 def three_steps(model, tokenizer, args, peak):
     device = model.device.type
     task = train.settle(args, tokenizer)
-    run = train.Run(args, task, tokenizer)
+    run = train.Run(args, task, tokenizer, model)
     optimizer, counts, phase = train.adamw(model, args.lr), {}, ["rollout"]
     weights = sum(p.numel() for p in model.parameters())
     hook = model.base_model.register_forward_pre_hook(computed(counts, phase), with_kwargs=True)

@@ -208,7 +208,7 @@ def test_three_steps_that_are_not_finite_end_the_run(policy, tokenizer, tmp_path
     args = settled(*RUN, "--out", tmp_path)
     monkeypatch.setattr(train, "grpo_loss", lambda logps, *_, **__: ((logps * torch.inf).sum(), logps.detach()))
     with pytest.raises(SystemExit) as stop:
-        train.train("mosaic", policy, train.Run(args, Task(), tokenizer), tmp_path / "mosaic")
+        train.train("mosaic", train.Run(args, Task(), tokenizer, policy), tmp_path / "mosaic")
     assert "three steps in a row" in str(stop.value)
     assert [line.get("skipped") for line in without_times(tmp_path / "mosaic/metrics.jsonl")] == [1, 1, 1]
     assert "NaN" not in (tmp_path / "mosaic/metrics.jsonl").read_text()
@@ -259,7 +259,8 @@ def test_hostile_question_and_gold_answer(tokenizer, run_script, text):
     contexts, attempt = run_script(question, Task(), ["<answer>boris</answer>"])
     assert contexts == [first] and first.count(start) == 2 and first.count(end) == 1
     trajectory = attempt.trajectory()
-    train.score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.zeros(len(contexts)))
+    zeros = lambda contexts, answers, opening: torch.zeros(len(contexts))
+    train.score_sessions([trajectory], tokenizer, zeros, zeros)
     assert trajectory.reward == 0
 
 

@@ -7,7 +7,7 @@ from conftest import random_attempts
 
 import infogain
 from infogain import answer_logprob, join_rows, micro_batches, score_sessions, token_logprobs
-from rollout import Question, Session, Task, Trajectory, make_question, segment
+from rollout import Question, Session, Task, Trajectory, make_question
 
 NAN = float("nan")
 
@@ -119,37 +119,62 @@ def test_gains_by_the_table(tokenizer, run_script):
     trajectory = attempt.trajectory()
     first, summary, last = trajectory.sessions
     by_hand = {tuple(first.before): -3., tuple(first.after): -1., tuple(summary.after): -2., tuple(last.after): -.5}
-    score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.tensor([by_hand[tuple(c)] for c in contexts]))
+    scores = lambda contexts, answers, opening: torch.tensor([by_hand[tuple(c)] for c in contexts])
+    score_sessions([trajectory], tokenizer, scores, scores)
     assert [s.gain for s in trajectory.sessions] == [2., -1., 1.5]
     assert [s.scores for s in trajectory.sessions] == [(-3., -1.), (-1., -2.), (-2., -.5)]
 
 
-def test_scores_below_the_questions_own_count_as_it(tokenizer):
-    """A summary that drops the answer is scored -7, the question alone -3: the loss is -2 from -1, not -6."""
-    sessions = [Session("ordinary", [1], [1], [0.], before=[1], after=[2]), Session("compaction", [1], [1], [0.], [2], after=[3]),
-                Session("ordinary", [1], [1], [0.], before=[3], after=[2])]
-    trajectory = Trajectory(Question("", "anna", {}), sessions, "out of turns", "", 0.)
-    score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.tensor([{1: -3., 2: -1., 3: -7.}[c[0]] for c in contexts]))
-    assert [s.gain for s in sessions] == [2., -2., 2.]
+def made(stop, *states):
+    """An attempt that went through some states, numbers for contexts, in ordinary sessions."""
+    sessions = [Session("ordinary", [1], [1], [0.], before=[a], after=[b]) for a, b in zip(states, states[1:])]
+    return Trajectory(Question("", "anna", {}), sessions, stop, "", 0.)
 
 
-def test_a_final_answer_alone_has_no_gain(tokenizer, run_script):
-    """And an idle session that is no answer has the gain 0, so that it counts among its kind."""
+def by_state(*scores):
+    return lambda contexts, answers, opening: torch.tensor([scores[c[0]] for c in contexts])
+
+
+def test_no_score_is_below_what_the_starting_policy_says_of_the_question(tokenizer):
+    """A summary that drops the answer is scored -7, the question alone -3 by the starting policy: the loss is -2 from -1, not -6.
+    By now the policy itself gives the bare question -9: the floor does not drift with it, and the first session gains 2, not 8."""
+    trajectory = made("answered", 0, 1, 2, 1)
+    score_sessions([trajectory], tokenizer, by_state(-9., -1., -7.), by_state(-3.))
+    assert [s.gain for s in trajectory.sessions] == [2., -2., 2.]
+
+
+@pytest.mark.parametrize("stop", ["out of turns", "out of window"])
+def test_an_attempt_without_an_answer_ends_knowing_nothing(tokenizer, stop):
+    """-3, -1, -.5: the first session gains 2, the last one loses them again. So the gains of an attempt that never answers sum to
+    0, and searching on and on is not paid for: with gains that are never negative, one start learned never to answer."""
+    trajectory = made(stop, 0, 1, 2)
+    score_sessions([trajectory], tokenizer, by_state(-3., -1., -.5), by_state(-3.))
+    assert [s.gain for s in trajectory.sessions] == [2., -2.]
+
+
+def test_a_closing_action_alone_has_no_gain(tokenizer, run_script):
+    """An answer, a fork or a compaction without any action before it: what it brings is the next session's gain. If it counted as
+    a session of its kind that gained 0, searching would seem to gain more than it does, next to a fork."""
     question = make_question(random.Random(0))
-    for actions, expected in ((["<answer>anna</answer>"], [NAN]),
-                              (["<compact/>", "<summary>:</summary>", "<answer>anna</answer>"], [0., 0., NAN])):
-        _, attempt = run_script(question, Task(), actions)
-        trajectory = attempt.trajectory()
-        score_sessions([trajectory], tokenizer, lambda contexts, answers, opening: torch.zeros(len(contexts)))
+    zeros = lambda contexts, answers, opening: torch.zeros(len(contexts))
+    for task, actions, expected in (
+            (Task(), ["<answer>anna</answer>"], [NAN]),
+            (Task(), ["<compact/>", "<summary>:</summary>", "<answer>anna</answer>"], [NAN, 0., NAN]),
+            (Task("subagent", 60), ["<fork>paris</fork>", "<report>anna</report>", "<answer>anna</answer>"], [NAN, 0., NAN]),
+            (Task(turns=1), ["paris"], [0.])):
+        trajectory = run_script(question, task, actions)[1].trajectory()
+        score_sessions([trajectory], tokenizer, zeros, zeros)
         assert str([s.gain for s in trajectory.sessions]) == str(expected)
 
 
 def test_gains_telescope(tokenizer):
     """Whatever happens in an attempt, its gains add up to the last state's score minus the first's (random scores)."""
     rng, scores = random.Random(0), {}
+    def score(contexts, answers, opening):
+        return torch.tensor([scores.setdefault(tuple(c), rng.random()) for c in contexts])
     for _, _, attempt in random_attempts(tokenizer, 300):
-        trajectory = Trajectory(Question("", "anna", {}), segment(attempt.log), "", "", 0.)
-        score_sessions([trajectory], tokenizer,
-                       lambda contexts, answers, opening: torch.tensor([scores.setdefault(tuple(c), rng.random()) for c in contexts]))
-        total = sum(s.gain for s in trajectory.sessions if s.gain == s.gain)
-        assert total == pytest.approx(trajectory.sessions[-1].scores[1] - trajectory.sessions[0].scores[0], abs=1e-5)
+        trajectory = attempt.trajectory()
+        score_sessions([trajectory], tokenizer, score, score)
+        total, known = sum(s.gain for s in trajectory.sessions if s.gain == s.gain), trajectory.sessions[-1].scores[1]
+        assert total == pytest.approx(known - trajectory.sessions[0].scores[0], abs=1e-5)
+        assert attempt.stop == "answered" or total == pytest.approx(0., abs=1e-5)

@@ -252,7 +252,7 @@ def test_out_of_memory_halves_the_batch_and_changes_nothing(loaded, monkeypatch,
         optimizer = train.adamw(model, 0.)
 
         def step():
-            trajectories, _ = train.collect(model, train.Run(args, task, tokenizer), questions(2), "test")
+            trajectories, _ = train.collect(model, train.Run(args, task, tokenizer, model), questions(2), "test")
             train.credit(trajectories, 4, .5, .3)
             train.update(model, optimizer, trajectories, args)
             return trajectories
