@@ -1,22 +1,25 @@
-"""Sessions: an agent with a small context window searches, compacts its context, forks subagents, and answers.
+"""Sessions: an agent with a small context window searches, compacts its context, forks subagents, and
+answers.
 
-One attempt at a question is a *trajectory*. It is recorded as a flat log of fragments of token ids: what the harness
-showed and what the model wrote. `segment` cuts the log into *sessions*, the unit that Mosaic credits:
+One attempt at a question is a *trajectory*. It is recorded as a flat log of fragments of token ids: what the
+harness showed and what the model wrote. `segment` cuts the log into *sessions*, the unit that Mosaic credits:
 
-    ordinary     the main agent in one context, cut at a compaction, at a fork, at the end
-    compaction   the agent sees its whole context and writes a summary; the next session starts from that alone
-    subagent     a fresh context with a delegated sub-question; only its report reaches the parent
+    ordinary     the main agent in one context, cut at a compaction, at a fork, at the end compaction   the
+    agent sees its whole context and writes a summary; the next session starts from that alone subagent     a
+    fresh context with a delegated sub-question; only its report reaches the parent
 
     question   page     page    compaction         summary   page
     |--ordinary: search, search--|--compaction--|  |--ordinary: search, answer--|
 
-Text becomes tokens at the edges only: each fragment is encoded once, on its own, and what the model wrote is kept as
-the ids that it sampled. In this order: records, harness, `segment`, text and tokens, sampling many attempts side by
-side; last the toy search task, its wording, its tokenizer and the teacher that demonstrates it.
-"""
+Text becomes tokens at the edges only: each fragment is encoded once, on its own, and what the model wrote is
+kept as the ids that it sampled. In this order: records, harness, `segment`, text and tokens, sampling many
+attempts side by side; last the toy search task, its wording, its tokenizer and the teacher that demonstrates
+it. """
 import json
+import math
 import random
 import re
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os.path import commonprefix
@@ -38,7 +41,7 @@ class Task:
     window: int = 74            # no model call ever exceeds it
     turns: int = 20
     limit: int = 14             # tokens of one action
-    plain: bool = False         # whether the harness speaks in sentences and explains itself, for a pretrained model
+    plain: bool = False  # whether the harness speaks in sentences and explains itself, for a pretrained model
 
     @property
     def says(self):
@@ -55,7 +58,8 @@ class Question:
 
 @dataclass
 class Session:
-    """One stretch of model calls in one context (design, section 3.1). The lists of tokens are as long as `ids`."""
+    """One stretch of model calls in one context (design, section 3.1). The lists of tokens are as long as
+    `ids`."""
     kind: str                   # one of KINDS; this and what follows is filled in by `segment`
     ids: list                   # every token the model saw and wrote, as sampled
     mask: list                  # 1 where the model wrote the token in this session
@@ -67,7 +71,8 @@ class Session:
     scores: tuple = ()          # score before and after, floored: filled in by infogain.score_sessions
     gain: float = float("nan")  # their difference, or nan: the session has no gain
     normalized_gain: float = 0.                         # filled in by train.credit
-    advantages: list = field(default_factory=list)      # of each token, 0 where mask is 0: filled in by train.credit
+    # of each token, 0 where mask is 0: filled in by train.credit
+    advantages: list = field(default_factory=list)
 
 
 @dataclass
@@ -89,25 +94,28 @@ TRANSITIONS = {"compact": ("compaction", "its own"), "summary": ("ordinary", "no
 
 
 class Attempt:
-    """One attempt as it goes on: the agent must `act` in `context`, as the `kind` of session says, until `stop` is set.
+    """One attempt as it goes on: the agent must `act` in `context`, as the `kind` of session says, until
+    `stop` is set.
 
-    context: all token ids that the model is to see. log: a list of (event, ids, logps): `open` the first context, `act`
-    what the model wrote, `observe` a page or an error, then what TRANSITIONS lists: `compact` the request for a
-    summary, `summary` the context that it opens, `fork` a subagent's context, `report` its report in the parent's
-    context; at the end `stop` with the reason in place of ids. ValueError: the question does not fit the window.
-    """
+    context: all token ids that the model is to see. log: a list of (event, ids, logps): `open` the first
+    context, `act` what the model wrote, `observe` a page or an error, then what TRANSITIONS lists: `compact`
+    the request for a summary, `summary` the context that it opens, `fork` a subagent's context, `report` its
+    report in the parent's context; at the end `stop` with the reason in place of ids. ValueError: the
+    question does not fit the window. """
 
     def __init__(self, question, task, tokenizer):
         self.question, self.task, self.tokenizer = question, task, tokenizer
         self.kind, self.parent, self.turns, self.stop, self.answer = "ordinary", None, 0, "", ""
-        self.context = [*preamble(tokenizer, task.says[task.scenario]), *message(tokenizer, question.question)]
         self.room = space(task, tokenizer)
+        self.context = self.opening(question.question, task.scenario)
         if len(self.context) > self.room:
-            raise ValueError(f"a question of {len(self.context)} tokens does not fit a window with room for {self.room}")
+            raise ValueError(f"a question of {len(self.context)} tokens does not fit a window with room for "
+                             f"{self.room}")
         self.log = [("open", self.context, [])]
 
     def act(self, ids, logps):
-        """Take the action that the model wrote, ids with their log-probabilities, and show what comes of it."""
+        """Take the action that the model wrote, ids with their log-probabilities, and show what comes of
+        it."""
         self.log.append(("act", ids, logps))
         self.turns += 1
         written = self.context + ids
@@ -118,8 +126,7 @@ class Attempt:
         event, text = self.respond(tag, body, written)
         self.kind, base = TRANSITIONS.get(event, (self.kind, "its own"))
         if base == "none":
-            base, opening = [], self.task.says["fork" if event == "fork" else self.task.scenario]
-            new = [*preamble(self.tokenizer, opening), *message(self.tokenizer, text)]
+            base, new = [], self.opening(text, "fork" if event == "fork" else self.task.scenario)
         else:
             base = written if base == "its own" else self.parent
             new = reply(self.tokenizer, base, text)
@@ -132,11 +139,16 @@ class Attempt:
         if self.turns == self.task.turns:
             self.end("out of turns")
 
+    def opening(self, text, example):
+        """A fresh context that shows a text, after the system text and the example that explain the task."""
+        return [*preamble(self.tokenizer, self.task.says[example]), *message(self.tokenizer, text)]
+
     def respond(self, tag, body, written):
         """The (event, text) upon an action that is no answer. An action that is not allowed gets an error."""
         says, compaction = self.task.says, self.task.scenario == "compaction"
-        if self.kind == "compaction":                           # whatever it wrote: without a summary, nothing is kept
-            return "summary", self.question.question + (f"\n<summary>{body}</summary>" if tag == "summary" else "")
+        if self.kind == "compaction":  # whatever it wrote: without a summary, nothing is kept
+            kept = f"\n<summary>{body}</summary>" if tag == "summary" else ""
+            return "summary", self.question.question + kept
         if tag == "compact" and compaction:
             return "compact", says["compact"]
         if tag == "fork" and not compaction and self.kind == "ordinary":
@@ -166,8 +178,21 @@ def space(task, tokenizer):
     return task.window - task.limit - (request if task.scenario == "compaction" else 0)
 
 
+def least_window(question, task, tokenizer):
+    """The window in which an attempt can see any one page of a question, also after a summary, and in a subagent."""
+    def needs(example, *texts):
+        shown = len(preamble(tokenizer, task.says[example])) + len(message(tokenizer, texts[0]))
+        return shown + sum(len(encode(tokenizer, text)) for text in texts[1:])
+    pages = max(len(encode(tokenizer, f"<search>{query}</search>")) + 1 + len(reply(tokenizer, (), page))
+                for query, page in question.pages.items())
+    alone = needs(task.scenario, question.question)
+    summary_or_fork = task.limit if task.scenario == "compaction" else needs("fork", "") + task.limit - alone
+    return task.window - space(task, tokenizer) + alone + max(summary_or_fork, 0) + pages
+
+
 def search(pages, query):
-    """The page of exactly this query, else of the one that shares most words with it; "" if none shares any."""
+    """The page of exactly this query, else of the one that shares most words with it; "" if none shares
+    any."""
     def common(title):
         return len(set(re.findall(r"\w+", title.lower())) & set(re.findall(r"\w+", query.lower())))
     best = query if query in pages else max(pages, key=common, default="")
@@ -179,9 +204,9 @@ def search(pages, query):
 def segment(log):
     """Cut the log of one attempt into its sessions (design, section 3.1). Pure: token ids in, sessions out.
 
-    A session that continues a context holds all of it, with mask 0 on what earlier sessions wrote, so that every
-    sampled token has mask 1 in exactly one session. One session's state after is the next one's state before.
-    """
+    A session that continues a context holds all of it, with mask 0 on what earlier sessions wrote, so that
+    every sampled token has mask 1 in exactly one session. One session's state after is the next one's state
+    before. """
     sessions, parent = [], None
 
     def begin(kind, ids, before):
@@ -215,11 +240,34 @@ TEXT = rf"((?:(?!</?(?:{TAGS})>|<compact/>).)*)"        # text without any tag: 
 ACTION = re.compile(rf"{TEXT}(?:<({TAGS})>{TEXT}</\2>|<compact/>)\s*", re.DOTALL)
 
 
+@lru_cache
+def plain_core(tokenizer):
+    """The tokenizer without any added token, to which `<|im_end|>` and `<think>` are text like any other."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "truncation": None, "padding": None}))
+
+
 @lru_cache(maxsize=4096)
 def encode(tokenizer, text):
     """Token ids of a text, all of them ordinary: a control token spelled out in `text` stays text."""
-    text = text.encode("utf-8", "replace").decode()         # a lone surrogate is no character that a tokenizer could take
-    return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+    text = text.encode("utf-8", "replace").decode()         # a lone surrogate is no character that a tokenizer takes
+    return tuple(plain_core(tokenizer).encode(text, add_special_tokens=False).ids)
+
+
+@lru_cache(maxsize=4096)
+def answer_tokens(tokenizer, answer):
+    """The action that answers, as (opening, answer): ids before those that hold the answer's characters, and these.
+
+    Taken from the whole action's ids, as the model would write it: a tokenizer may join the tag's last character and
+    the answer's first. What closes the tag is left out.
+    """
+    before = "<answer>"
+    encoding = plain_core(tokenizer).encode(f"{before}{answer}</answer>", add_special_tokens=False)
+    holds = [begin < len(before + answer) and end > len(before) for begin, end in encoding.offsets]
+    if True not in holds:
+        raise ValueError(f"the answer {answer!r} has no tokens")
+    first, last = holds.index(True), len(holds) - holds[::-1].index(True)
+    return tuple(encoding.ids[:first]), tuple(encoding.ids[first:last])
 
 
 @lru_cache
@@ -231,9 +279,13 @@ def control(tokenizer):
 @lru_cache
 def header(tokenizer):
     """The ids that open the agent's message. With thinking off, some chat templates put an empty thought there."""
-    chat = tokenizer.chat_template and tokenizer.apply_chat_template(
-        [{"role": "user", "content": ""}], tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    opening = "assistant\n" + (chat or "").rpartition("<|im_start|>assistant\n")[2]
+    opening = "assistant\n"
+    try:
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False,
+                                             add_generation_prompt=True, enable_thinking=False)
+        opening += chat.rpartition("<|im_start|>assistant\n")[2] if "<|im_start|>assistant\n" in chat else ""
+    except Exception:       # no template, or one that wants other messages: whatever a template raises
+        pass
     return tokenizer(opening, add_special_tokens=False).input_ids
 
 
@@ -245,14 +297,16 @@ def spoken(tokenizer, who, text):
 
 @lru_cache
 def preamble(tokenizer, texts):
-    """The ids that contexts open with: a system text and the messages of an example; none where there are no texts."""
+    """The ids that contexts open with: a system text and the messages of an example; none where there are no
+    texts."""
     user, agent = encode(tokenizer, "user\n"), header(tokenizer)
     roles = [encode(tokenizer, "system\n"), *[user, agent] * len(texts)]
     return [token for who, text in zip(roles, texts) for token in spoken(tokenizer, who, text)]
 
 
 def message(tokenizer, text):
-    """The ids that show a text to the agent and let it act: the user's message and the head of the agent's own."""
+    """The ids that show a text to the agent and let it act: the user's message and the head of the agent's
+    own."""
     return [*spoken(tokenizer, encode(tokenizer, "user\n"), text), control(tokenizer)[0], *header(tokenizer)]
 
 
@@ -265,7 +319,8 @@ def reply(tokenizer, context, text):
 
 @lru_cache(maxsize=4096)
 def read_action(tokenizer, ids):
-    """The (tag, body) of a turn, a tuple of ids: free text, then exactly one action tag. Anything else is ("", "")."""
+    """The (tag, body) of a turn, a tuple of ids: free text, then exactly one action tag. Anything else is
+    ("", "")."""
     match = ACTION.fullmatch(tokenizer.decode(ids[:-1])) if ids[-1] == control(tokenizer)[1] else None
     return ("", "") if match is None else (match[2] or "compact", " ".join((match[3] or "").split()))
 
@@ -273,11 +328,11 @@ def read_action(tokenizer, ids):
 # ---------------------------------------------------------------- sampling
 
 def sample_attempts(model, tokenizer, questions, task, uniforms, temperature=1.):
-    """Attempt every question (repeat it for a group), all attempts side by side. Returns a list of Trajectory.
+    """Attempt every question (repeat it for a group), all attempts side by side. Returns a list of
+    Trajectory.
 
-    uniforms: (B, turns, limit) in [0, 1), one number per token that an attempt may sample, so that what it samples
-    does not depend on the other attempts.
-    """
+    uniforms: (B, turns, limit) in [0, 1), one number per token that an attempt may sample, so that what it
+    samples does not depend on the other attempts. """
     attempts = [Attempt(question, task, tokenizer) for question in questions]
     play(model, tokenizer, attempts, task, uniforms, temperature)
     return [attempt.trajectory() for attempt in attempts]
@@ -287,15 +342,14 @@ def sample_attempts(model, tokenizer, questions, task, uniforms, temperature=1.)
 def play(model, tokenizer, attempts, task, uniforms, temperature):
     """Let the model act in all attempts, wherever they are, until each has stopped.
 
-    One that has finished its action waits with its next context until half of the others have, so that contexts are
-    read together, and tokens written together.
-    """
-    B, stop, keyed, head = len(attempts), control(tokenizer)[1], keeps_keys(model), model.get_output_embeddings()
-    uniforms = uniforms.tolist()
-    ids, logps = [[] for _ in attempts], [[] for _ in attempts]             # the action that each attempt is writing
-    slots = 2 * B if task.scenario == "subagent" else B                     # attempt i: slot i; its subagents: B + i
+    One that has finished its action waits with its next context until half of the others have, so that
+    contexts are read together, and tokens written together. """
+    B, uniforms, stop = len(attempts), uniforms.tolist(), control(tokenizer)[1]
+    keyed, head = keeps_keys(model), model.get_output_embeddings()
+    ids, logps = [[] for _ in attempts], [[] for _ in attempts]  # the action that each attempt is writing
+    slots = 2 * B if task.scenario == "subagent" else B  # attempt i: slot i; its subagents: B + i
     cache = SlotCache(slots, task.window) if keyed else TurnCache()
-    if keyed and task.plain:                                                # what all contexts open with is read once
+    if keyed and task.plain:  # what all contexts open with is read once
         for first in range(0, slots, B):
             opening = task.says["fork" if first else task.scenario]
             cache.read(model, range(first, first + B), [preamble(tokenizer, opening)] * B)
@@ -304,12 +358,14 @@ def play(model, tokenizer, attempts, task, uniforms, temperature):
         reading, writing = [i for i in running if not ids[i]], [i for i in running if ids[i]]
         rows = reading if not writing or keyed and len(reading) >= len(writing) else writing
         where = [i + B if attempts[i].kind == "subagent" else i for i in rows]
-        hidden = cache.read(model, where, [attempts[i].context + ids[i] for i in rows])                 # (W, H)
+        hidden = cache.read(model, where, [attempts[i].context + ids[i] for i in rows])  # (W, H)
         numbers = torch.tensor([uniforms[i][attempts[i].turns][len(ids[i])] for i in rows])             # (W,)
-        tokens, drawn = draw(head(hidden), numbers.to(hidden.device), temperature)                      # (W,) each
+        tokens, drawn = draw(head(hidden), numbers.to(hidden.device), temperature)  # (W,) each
         for i, token, logp in zip(rows, tokens.tolist(), drawn.tolist()):
             ids[i].append(token)
             logps[i].append(logp)
+            if not logp > -math.inf:                                            # nan is neither more nor less
+                raise FloatingPointError("the policy's log-probabilities are no longer numbers")
             if token == stop or len(ids[i]) == task.limit:
                 attempts[i].act(ids[i], logps[i])
                 ids[i], logps[i] = [], []
@@ -332,11 +388,12 @@ def draw(logits, uniforms, temperature):
 
 
 class SlotCache:
-    """Keys and values of many contexts, each in a slot of its own, so that no token of a context is computed twice.
+    """Keys and values of many contexts, each in a slot of its own, so that no token of a context is computed
+    twice.
 
-    Position p of a slot holds the key of token p of that slot's context. A query at position p sees positions 0..p
-    of its own slot only; what lies beyond (padding, an abandoned context) is overwritten before it can be seen.
-    """
+    Position p of a slot holds the key of token p of that slot's context. A query at position p sees positions
+    0..p of its own slot only; what lies beyond (padding, an abandoned context) is overwritten before it can
+    be seen. """
 
     def __init__(self, slots, window):
         self.window, self.layers = window, {}
@@ -345,52 +402,56 @@ class SlotCache:
     def read(self, model, slots, contexts):
         """Hidden state of the last token of each context (B, H), each in its slot.
 
-        Computed is only what a slot does not hold yet, and equal contexts, as those of a group are at first, only
-        once: by their leader, the first row that has them, from which the other rows' slots are copied.
+        Computed is only what a slot does not hold yet, and equal contexts, as those of a group are at first,
+        only once: by their leader, the first row that has them, from which the other rows' slots are copied.
         """
         device, first = model.device, {}
         leader = [first.setdefault(tuple(context), row) for row, context in enumerate(contexts)]
         leaders = [*first.values()]
-        known = [min(begins_alike(self.held[slot], context), len(context) - 1) for slot, context in zip(slots, contexts)]
-        ids = pad([contexts[row][known[row]:] for row in leaders]).to(device)                           # (D, N)
+        known = [min(begins_alike(self.held[slot], context), len(context) - 1)
+                 for slot, context in zip(slots, contexts)]
+        ids = pad([contexts[row][known[row]:] for row in leaders]).to(device)  # (D, N)
         self.slots = torch.tensor([slots[row] for row in leaders], device=device)                       # (D,)
         start = torch.tensor([known[row] for row in leaders], device=device)                            # (D,)
-        positions = start[:, None] + torch.arange(ids.shape[1], device=device)                          # (D, N)
+        positions = start[:, None] + torch.arange(ids.shape[1], device=device)  # (D, N)
         self.positions = positions.clamp(max=self.window)               # the last place is for padding only
         self.reach = max(map(len, contexts))
-        visible = torch.arange(self.reach, device=device) <= positions[:, :, None]                      # (D, N, reach)
+        visible = torch.arange(self.reach, device=device) <= positions[:, :, None]  # (D, N, reach)
         hidden = model.base_model(input_ids=ids, position_ids=positions, attention_mask=visible[:, None],
-                                  cache=self, use_cache=True).last_hidden_state                         # (D, N, H)
+                                  cache=self, use_cache=True).last_hidden_state  # (D, N, H)
         followers = [row for row in range(len(contexts)) if leader[row] != row]
         if followers:
-            self.copy([slots[leader[row]] for row in followers], [slots[row] for row in followers], min(known))
+            origin = [slots[leader[row]] for row in followers]
+            self.copy(origin, [slots[row] for row in followers], min(known))
         for slot, context in zip(slots, contexts):
             self.held[slot] = context
         place = {row: i for i, row in enumerate(leaders)}
         last = [len(contexts[row]) - 1 - known[row] for row in leader]
-        return hidden[[place[row] for row in leader], last]                                             # (B, H)
+        return hidden[[place[row] for row in leader], last]  # (B, H)
 
     def copy(self, origin, to, begin):
-        """Give slots the keys and values of others, from a position on; before it they hold the same already."""
-        origin, to = pad([origin, to]).to(self.slots.device)                                            # (B - D,) each
+        """Give slots the keys and values of others, from a position on; before it they hold the same
+        already."""
+        origin, to = pad([origin, to]).to(self.slots.device)  # (B - D,) each
         for store in self.layers.values():
-            new = store[:, :, begin:self.reach]                                         # (slots, 2 heads, new, D)
+            new = store[:, :, begin:self.reach]  # (slots, 2 heads, new, D)
             new.index_copy_(0, to, new.index_select(0, origin))
 
     def update(self, keys, values, layer, **_):
-        """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all so far."""
+        """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all
+        so far."""
         new = torch.cat([keys, values], 1)                                              # (B, 2 heads, N, D)
         if layer not in self.layers:
             self.layers[layer] = new.new_zeros(len(self.held), new.shape[1], self.window + 1, new.shape[3])
-        store = self.layers[layer]                                                      # (slots, 2 heads, window + 1, D)
+        store = self.layers[layer]  # (slots, 2 heads, window + 1, D)
         store.transpose(1, 2)[self.slots[:, None], self.positions] = new.transpose(1, 2)
-        return store[:, :, :self.reach].index_select(0, self.slots).chunk(2, 1)         # (B, heads, reach, D) each
+        return store[:, :, :self.reach].index_select(0, self.slots).chunk(2, 1)  # (B, heads, reach, D) each
 
 
 class TurnCache:
-    """The same for models with layers that keep no keys but a running state (linear attention), which cannot be kept
-    in slots or cut back to a prefix: every turn reads its whole contexts anew, padded on the left, and all its rows
-    go on until the last one has ended."""
+    """The same for models with layers that keep no keys but a running state (linear attention), which cannot
+    be kept in slots or cut back to a prefix: every turn reads its whole contexts anew, padded on the left,
+    and all its rows go on until the last one has ended."""
 
     def __init__(self):
         self.held = {}                                      # slot -> its context, in the order of the rows
@@ -407,32 +468,39 @@ class TurnCache:
         mask = pad([[1] * len(row) for row in new]).flip(1).to(model.device)            # (B, N)
         self.mask = torch.cat([self.mask, mask], 1)                                     # (B, all so far)
         positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]           # (B, N)
-        hidden = model.base_model(input_ids=ids, attention_mask=self.mask, position_ids=positions, cache=self.cache,
-                                  use_cache=True).last_hidden_state[:, -1]              # (B, H)
+        hidden = model.base_model(input_ids=ids, attention_mask=self.mask, position_ids=positions,
+                                  cache=self.cache, use_cache=True).last_hidden_state[:, -1]    # (B, H)
         return hidden[[list(self.held).index(slot) for slot in slots]]
 
 
 def keeps_keys(model):
-    """Whether every layer attends to the keys of all tokens, so that contexts can be kept in slots and read as trees."""
-    return set(getattr(model.config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    """Whether every layer attends to the keys of all tokens, so that contexts can be kept in slots and read as trees.
+
+    `train.check_model` tries it, and says where it is not so although the configuration promises it.
+    """
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    slides = getattr(model.config, "sliding_window", None) and getattr(model.config, "use_sliding_window", True)
+    return kinds == {"full_attention"} and not slides and not getattr(model, "reads_plainly", False)
 
 
 def begins_alike(a, b):
     """How many tokens two contexts begin alike with."""
-    return len(a) if b[:len(a)] == a else len(commonprefix([a, b]))         # the latter alone takes a Python loop
+    return len(a) if b[:len(a)] == a else len(commonprefix([a, b]))  # the latter alone takes a Python loop
 
 
 def pad(rows, dtype=torch.long):
     """A list of lists -> (S, T) tensor, padded with 0 on the right, where no causal model can see it."""
     width = max(map(len, rows))
-    flat = np.array([x for row in rows for x in row + [0] * (width - len(row))])    # numpy reads a list faster than torch
+    # numpy reads a list faster than torch
+    flat = np.array([x for row in rows for x in row + [0] * (width - len(row))])
     return torch.from_numpy(flat).to(dtype).view(len(rows), width)                      # (S, T)
 
 
 # ---------------------------------------------------------------- the toy search task
 
-WINDOWS = {"compaction": 74, "subagent": 60}        # the scenarios, and a window that is too small for all pages,
-PLAIN_WINDOWS = {"compaction": 496, "subagent": 344}    # in words of the tiny tokenizer, and in those of a pretrained one
+WINDOWS = {"compaction": 74, "subagent": 60}  # the scenarios, and a window that is too small for all pages,
+# in words of the tiny tokenizer, and in those of a pretrained one
+PLAIN_WINDOWS = {"compaction": 496, "subagent": 344}
 NAMES = "anna boris clara david emma felix greta hugo ines jonas kira leon maria nils olga paul".split()
 TOPICS = {"city": "paris rome oslo cairo lima delhi", "pet": "cat dog parrot hamster rabbit turtle",
           "drink": "tea coffee milk juice cocoa water", "sport": "chess tennis judo rowing golf hockey"}
@@ -442,10 +510,9 @@ CLUES = " ".join(TOPICS.values()).split()
 def make_question(rng, wording="{}", clues=None, page=6):
     """Draw a question with a world of its own: exactly one person is on the pages of all its clues.
 
-    wording: how the clues are put into a question. clues: how many, by default two, three or four. Each page of `page`
-    names holds the answer, as many decoys as there is room for, each of whom is on all pages but one, and others. So
-    of three pages, one leaves 6 names and two leave 3.
-    """
+    wording: how the clues are put into a question. clues: how many, by default two, three or four. Each page
+    of `page` names holds the answer, as many decoys as there is room for, each of whom is on all pages but
+    one, and others. So of three pages, one leaves 6 names and two leave 3. """
     clues = clues or rng.choice((2, 3, 4))
     words = [rng.choice(TOPICS[topic].split()) for topic in rng.sample(sorted(TOPICS), clues)]
     answer, *others = rng.sample(NAMES, len(NAMES))
@@ -462,14 +529,17 @@ def make_question(rng, wording="{}", clues=None, page=6):
 def read_tasks(path):
     """Questions from a JSONL file: an object {"question", "answer", "pages": {query: text}} a line.
 
-    ValueError names the line that is none.
+    ValueError names the line that is none. Blank lines are skipped.
     """
     questions = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    for number, line in enumerate(Path(path).read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
         try:
-            questions.append(read_task(json.loads(line.decode(), object_pairs_hook=unique)))
+            if line.strip():
+                questions.append(read_task(json.loads(line.decode(), object_pairs_hook=unique)))
         except ValueError as error:         # UnicodeDecodeError and JSONDecodeError are ValueErrors, too
             raise ValueError(f"{path}, line {number}: {error}") from None
+        except RecursionError:
+            raise ValueError(f"{path}, line {number}: nested too deeply") from None
     return questions
 
 
@@ -496,9 +566,9 @@ def unique(pairs):
     return dict(pairs)
 
 
-# What the harness says to the tiny model, in single words and without instructions, and to a model that knows language.
-TERSE = {"question": "{}", "nothing": "nothing found", "error": "error", "full": "window full", "compact": "<compact/>",
-         "compaction": (), "subagent": (), "fork": ()}
+# What the harness says to the tiny model, in single words without instructions, and to one that knows language.
+TERSE = {"question": "{}", "nothing": "nothing found", "error": "error", "full": "window full",
+         "compact": "<compact/>", "compaction": (), "subagent": (), "fork": ()}
 REQUEST = "Your window is full. Reply with <summary>clues done : names left</summary>"
 PLAIN = {
     "question": "Which one person fits all of these clues: {}?",
@@ -506,7 +576,7 @@ PLAIN = {
     "error": "That is no action. Reply with one action, such as <search>clue</search>",
     "full": "Your window is full.",
     "compact": REQUEST,
-    # how each context opens: a system text, then a worked example as messages of the user and the assistant in turn
+    # how each context opens: a system text, then an example as messages of the user and the assistant in turn
     "compaction": ("""Find the answer by searching. Reply with one action and nothing else:
 <search>clue</search> shows the page of a clue.
 <compact/> clears a full window. You keep the question and your <summary>clues done : names left</summary>
@@ -521,18 +591,21 @@ PLAIN = {
 <fork>clue clue</fork> asks a helper for the names on the pages of some clues.
 <answer>name</answer> ends the task. The answer is the only name on the pages of all clues.""",
                  "Which one person fits all of these clues: berlin jazz horse?", "<search>berlin</search>",
-                 "eva rosa tim carl", "<fork>jazz horse</fork>", "<report>rosa ben</report>", "<answer>rosa</answer>"),
+                 "eva rosa tim carl", "<fork>jazz horse</fork>", "<report>rosa ben</report>",
+                 "<answer>rosa</answer>"),
     "fork": ("""Search the clues in <fork>. Reply with one action and nothing else:
 <search>clue</search> shows the page of a clue.
 <report>names</report> ends your work with the names on the pages of all clues.""",
              "<fork>jazz horse</fork>", "<search>jazz</search>", "rosa ben eva fred",
              "<search>horse</search>", "lea rosa ben", "<report>rosa ben</report>"),
 }
-SIGNALS = [says[key] for says in (TERSE, PLAIN) for key in ("nothing", "error", "full", "compact")]     # what is no page
+# what is no page
+SIGNALS = [says[key] for says in (TERSE, PLAIN) for key in ("nothing", "error", "full", "compact")]
 
 
 def tiny_tokenizer():
-    """A word-level tokenizer for the toy world: every name, clue and tag is one token, white space is none."""
+    """A word-level tokenizer for the toy world: every name, clue and tag is one token, white space is
+    none."""
     tags = [f"<{slash}{tag}>" for tag in TAGS.split("|") for slash in ("", "/")]
     words = ["<unk>", "user", "assistant", ":", *" ".join(SIGNALS[:4]).split(), *tags, *NAMES, *CLUES]
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -553,10 +626,10 @@ class Habits(NamedTuple):
     blind: float        # ... having seen nothing
 
 
-# Demonstrations are careful at first, so that the tiny model learns to read, and end with one of these sets of habits,
-# which it then has: habits are learned last, and unlearned first.
-CAREFUL = Habits(forget=.05, idle=.15, repeat=.05, guess=.03, blind=.02)
-HABITS = {"careless": Habits(forget=.1, idle=.4, repeat=.25, guess=.7, blind=.5),
+# Demonstrations are careful at first, so that the tiny model learns to read, and end with one of these sets of
+# habits, which it then has: habits are learned last, and unlearned first.
+CAREFUL = Habits(forget=.03, idle=.05, repeat=.02, guess=.03, blind=.02)
+HABITS = {"careless": Habits(forget=.1, idle=.4, repeat=.1, guess=.7, blind=.5),
           "hesitant": Habits(forget=.1, idle=.6, repeat=.5, guess=.1, blind=.05),
           "hasty": Habits(forget=.1, idle=.2, repeat=.1, guess=.9, blind=.8)}
 
@@ -568,7 +641,8 @@ def inside(tag, text):
 
 
 def read(text):
-    """What a careful reader knows from a context's text: (opening, last) messages, clues done, names left, pages seen.
+    """What a careful reader knows from a context's text: (opening, last) messages, clues done, names left,
+    pages seen.
 
     Names left are those on every page, report and summary so far; None while there was none.
     """
@@ -588,7 +662,8 @@ def read(text):
 
 
 def teacher(text, task, rng, habits):
-    """An imperfect agent's next action, read off its context's text; demonstrations of it warm up the tiny model."""
+    """An imperfect agent's next action, read off its context's text; demonstrations of it warm up the tiny
+    model."""
     (opening, last), done, left, pages = read(text)
     if last == task.says["compact"]:
         kept = [name for name in left or [] if rng.random() > habits.forget]

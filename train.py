@@ -1,14 +1,16 @@
-"""The GRPO update: sample groups of attempts, credit every token, take one clipped policy-gradient step. Repeat.
+"""The GRPO update: sample groups of attempts, credit every token, take one clipped policy-gradient step.
+Repeat.
 
-    python train.py                                             # the main job: broadcast and Mosaic, side by side
-    python train.py --scenario subagent --method mosaic         # one method, the other scenario
-    python train.py --model runs/compaction/mosaic/model --method mosaic --out runs/longer      # go on from a saved model
+    python train.py                                             # the main job: broadcast and Mosaic, side by
+    side python train.py --scenario subagent --method mosaic         # one method, the other scenario python
+    train.py --model runs/compaction/mosaic/model --method mosaic --out runs/longer      # go on from a saved
+    model
 
-One step: `collect` samples attempts and measures what each session gained; `credit` turns rewards, session counts and
-gains into one advantage per token; `update` takes the step on `grpo_loss`. The four methods are one code with two
-weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, `mosaic` both. That is the whole
-method, and the first half of this file. Then: checkpoints, models, the command line.
-"""
+One step: `collect` samples attempts and measures what each session gained; `credit` turns rewards, session
+counts and gains into one advantage per token; `update` takes the step on `grpo_loss`. The four methods are
+one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them,
+`mosaic` both. That is the whole method, and the first half of this file. Then: checkpoints, models, the
+command line. """
 import argparse
 import copy
 import hashlib
@@ -30,7 +32,8 @@ from pathlib import Path
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM,
+                          get_cosine_schedule_with_warmup)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import infogain
@@ -40,8 +43,9 @@ from figures.report import (agreement, cost, files_of, gains_by_case, mean, note
                             write_trajectories)
 from infogain import answer_logprob, batches, score_sessions, token_logprobs
 from mosaic import normalize_by_kind, session_advantage, trajectory_advantage
-from rollout import (CAREFUL, HABITS, PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode, keeps_keys, make_question, message,
-                     preamble, read_tasks, reply, sample_attempts, space, tiny_tokenizer)
+from rollout import (CAREFUL, HABITS, PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode,
+                     keeps_keys, least_window, make_question, read_action, read_tasks, sample_attempts, SlotCache,
+                     TurnCache, tiny_tokenizer)
 
 METHODS = ("broadcast", "usage", "gain", "mosaic")
 
@@ -59,20 +63,23 @@ class Run:
 # ---------------------------------------------------------------- one step: sample, score, credit, update
 
 def collect(model, run, questions, *purpose):
-    """Attempt every question `group_size` times and score the sessions. Returns (trajectories, costs by phase).
+    """Attempt every question `group_size` times and score the sessions. Returns (trajectories, costs by
+    phase).
 
     purpose: what the samples are for, such as "rollout" and the step; with the run's seed, it seeds them.
     """
-    attempts, begin = [question for question in questions for _ in range(run.args.group_size)], time.perf_counter()
+    begin = time.perf_counter()
+    attempts = [question for question in questions for _ in range(run.args.group_size)]
     trajectories = sample(model, run, attempts, run.args.temperature, *purpose)
     costs, begin = cost("rollout", begin), time.perf_counter()
-    score, at_start = (partial(answer_logprob, policy, max_tokens=run.args.batch_tokens) for policy in (model, run.start))
-    score_sessions(trajectories, run.tokenizer, score, at_start)
+    score = partial(answer_logprob, max_tokens=run.args.batch_tokens)
+    score_sessions(trajectories, run.tokenizer, partial(score, model), partial(score, run.start))
     return trajectories, costs | cost("scoring", begin)
 
 
 def sample(model, run, questions, temperature, *purpose):
-    """`sample_attempts`, so many at a time as fit into memory. What an attempt samples does not depend on the others."""
+    """`sample_attempts`, so many at a time as fit into memory. What an attempt samples does not depend on the
+    others."""
     numbers, most = uniforms(len(questions), run.task, run.args.seed, *purpose), run.args.batch_attempts
     parts = [slice(i, i + most) for i in range(0, len(questions), most)]
     return [trajectory for part in parts for trajectory in sample_attempts(
@@ -82,12 +89,13 @@ def sample(model, run, questions, temperature, *purpose):
 def credit(trajectories, group_size, usage, gain_weight):
     """From rewards, session counts and gains to advantages: equations (1) to (5).
 
-    Fills in `advantage` of every attempt, group by group, `normalized_gain` and `advantages` of all sessions of the step.
-    """
+    Fills in `advantage` of every attempt, group by group, `normalized_gain` and `advantages` of all sessions
+    of the step. """
     for i in range(0, len(trajectories), group_size):
         group = trajectories[i:i + group_size]
         rewards = torch.tensor([t.reward for t in group])                                   # (G,)
-        counts = torch.tensor([len(t.sessions) for t in group])                             # (G,)
+        # to run out of turns is no exploration: an attempt without an answer ranks as if it had no session
+        counts = torch.tensor([len(t.sessions) * (t.stop == "answered") for t in group])    # (G,)
         for t, advantage in zip(group, trajectory_advantage(rewards, counts, usage).tolist()):
             t.advantage = advantage
     sessions = [session for t in trajectories for session in t.sessions]
@@ -102,7 +110,7 @@ def credit(trajectories, group_size, usage, gain_weight):
 def credit_tokens(session, following, advantage, gain_weight):
     """Fill in `advantages` of a session: every action is paid for what came after it, by equation (5)."""
     own = session_advantage(advantage, session.normalized_gain, gain_weight)
-    if session.kind != "ordinary":              # a summary or a report is what the session's own gain measures
+    if session.kind != "ordinary":  # a summary or a report is what the session's own gain measures
         closing = own
     elif session.stop == "answered":            # the final answer: nothing comes after it
         closing = advantage
@@ -114,17 +122,18 @@ def credit_tokens(session, following, advantage, gain_weight):
     session.advantages = [advantage * mask for advantage, mask in zip(tokens, session.mask)]
 
 
-def grpo_loss(logps, old_logps, advantages, mask, denominator, clip_low=.2, clip_high=.28, ref_logps=None, kl=0.):
-    """The clipped surrogate, equation (6): -sum over the model's tokens of min(ratio A, clip(ratio) A), over denominator.
+def grpo_loss(logps, old_logps, advantages, mask, denominator, ref_logps=None, kl=0., low=.2, high=.28):
+    """The clipped surrogate, equation (6): -sum over the model's tokens of min(ratio A, clip(ratio) A), over
+    denominator.
 
-    logps, old_logps, advantages: (S, T); mask: (S, T) bool. denominator: the number of the model's tokens of the WHOLE
-    step, so that the loss summed over micro-batches does not depend on how the step is split. ref_logps: (S, T), adds
-    kl times the unbiased estimate exp(d) - d - 1 of the divergence from the reference, d = ref_logps - logps.
-    Returns (loss, log_ratio): a scalar, and (S, T) without gradient for the statistics.
-    """
+    logps, old_logps, advantages: (S, T); mask: (S, T) bool. denominator: the number of the model's tokens of
+    the WHOLE step, so that the loss summed over micro-batches does not depend on how the step is split.
+    ref_logps: (S, T), adds kl times the unbiased estimate exp(d) - d - 1 of the divergence from the
+    reference, d = ref_logps - logps. Returns (loss, log_ratio): a scalar, and (S, T) without gradient for the
+    statistics. """
     log_ratio = torch.where(mask, logps - old_logps, 0.)                                    # (S, T)
     ratio = log_ratio.exp()
-    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if ref_logps is not None:
         away = torch.where(mask, ref_logps - logps, 0.)                                     # (S, T)
         surrogate = surrogate - kl * (away.exp() - away - 1)
@@ -143,7 +152,7 @@ def update(model, optimizer, trajectories, args, reference=None):
         if reference:
             with torch.no_grad():
                 ref_logps = token_logprobs(reference, ids, mask, args.temperature, *tree)   # (S, T)
-        value, log_ratio = grpo_loss(logps, old_logps, advantages, mask, denominator, ref_logps=ref_logps, kl=args.kl)
+        value, log_ratio = grpo_loss(logps, old_logps, advantages, mask, denominator, ref_logps, args.kl)
         ratios.append(log_ratio[mask])                                                      # (M,)
         return value
 
@@ -162,10 +171,9 @@ def up_to_last_sampled(ids, mask, *rest):
 def descend(model, optimizer, rows, dtypes, max_tokens, loss):
     """One optimizer step on rows of lists, in micro-batches of at most `max_tokens` padded tokens.
 
-    rows, dtypes: see `infogain.batches`. loss: a function of a micro-batch's (S, T) tensors -> a scalar; the micro-
-    batches' losses add up, and their gradients in float32, whatever the model's precision. Returns (loss, gradient
-    norm); where one of them is not finite, nothing changes and both are None.
-    """
+    rows, dtypes: see `infogain.batches`. loss: a function of a micro-batch's (S, T) tensors -> a scalar; the
+    micro- batches' losses add up, and their gradients in float32, whatever the model's precision. Returns
+    (loss, gradient norm); where one of them is not finite, nothing changes and both are None. """
     total = 0.
     optimizer.zero_grad()
     for batch in batches(rows, max_tokens, keeps_keys(model), dtypes):
@@ -188,9 +196,8 @@ def descend(model, optimizer, rows, dtypes, max_tokens, loss):
 def backward(model, loss, batch):
     """The loss of one micro-batch, its gradient added to the parameters'.
 
-    Layers alone are in training mode meanwhile, which switches gradient checkpointing where it is enabled, and no
-    dropout, as this sits in modules below them.
-    """
+    Layers alone are in training mode meanwhile, which switches gradient checkpointing where it is enabled,
+    and no dropout, as this sits in modules below them. """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     try:
         for layer in layers:
@@ -204,7 +211,8 @@ def backward(model, loss, batch):
 
 
 def adamw(model, lr):
-    """AdamW on float32 copies of the parameters: in bfloat16, steps as small as reinforcement's would be rounded away.
+    """AdamW on float32 copies of the parameters: in bfloat16, steps as small as reinforcement's would be
+    rounded away.
 
     The copies of a float32 model are its parameters' own memory.
     """
@@ -220,13 +228,16 @@ def masters(optimizer):
 # ---------------------------------------------------------------- the training loop
 
 def train(method, run, folder):
-    """Train a copy of the starting policy with one method, in its folder, from the last checkpoint if there is one."""
-    args, weights = run.args, weights_of(method, run.args)
+    """Train a copy of the starting policy with one method, in its folder, from the last checkpoint if there
+    is one."""
+    args = run.args                     # the four methods: which of Mosaic's two signals each one has
+    weights = args.usage * (method in ("usage", "mosaic")), args.gain_weight * (method in ("gain", "mosaic"))
     run.start.requires_grad_(False)
     model = copy.deepcopy(run.start).requires_grad_(True)
     optimizer = adamw(model, args.lr)
-    first, skipped, interrupted = resume(folder, model, optimizer), 0, catch_interrupt()
-    bar = tqdm(range(first, args.steps + 1), f"{method:9}", initial=first, total=args.steps + 1, mininterval=1)
+    first, skipped, failed, interrupted = resume(folder, model, optimizer), 0, 0, catch_interrupt()
+    latest = {}                                                         # what the progress bar shows
+    bar = tqdm(range(first, args.steps + 1), method, initial=first, total=args.steps + 1, mininterval=1)
     for step in bar:
         line, last = {"step": step}, step == args.steps
         if last or step % args.eval_every == 0:
@@ -234,31 +245,34 @@ def train(method, run, folder):
         if not last:
             line |= within_memory(args, lambda: one_step(model, optimizer, run, weights, folder, step))
             skipped = skipped + 1 if line["skipped"] else 0
-            for note in notes(line, step == first):
+            failed = failed + 1 if line["success"] == 0 else 0
+            for note in notes(line, step == first, failed):
                 bar.write(f"step {step}: {note}")
         with open(folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        bar.set_postfix(success=f"{line.get('success', 0):.2f}", sessions=f"{line.get('sessions', 0):.2f}", refresh=False)
+        latest |= line
+        figures = [key for key in ("success", "sessions", "eval_success") if key in latest]
+        bar.set_postfix({key: f"{latest[key]:.2f}" for key in figures}, refresh=False)
         if not last and ((step + 1) % args.save_every == 0 or interrupted or skipped == 3):
             checkpoint(folder, model, run.tokenizer, optimizer, step + 1)
         if skipped == 3:
             sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and, in offending.pt, the "
                      "sessions of the last one")
         if interrupted and not last:
-            sys.exit(f"stopped after step {step}, with a checkpoint; go on with: python train.py --resume --out {args.out}")
+            sys.exit(f"stopped after step {step}, with a checkpoint; {how_to_go_on(args)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     save(folder / "model", model, run.tokenizer)
     if interrupted:
-        sys.exit(f"stopped when {method} was finished; go on with: python train.py --resume --out {args.out}")
+        sys.exit(f"stopped when {method} was finished; {how_to_go_on(args)}")
 
 
-def weights_of(method, args):
-    """(usage, gain weight) of a method: which of Mosaic's two signals it has."""
-    return args.usage if method in ("usage", "mosaic") else 0., args.gain_weight if method in ("gain", "mosaic") else 0.
+def how_to_go_on(args):
+    return f"go on with: python train.py --resume --out {args.out}"
 
 
 def one_step(model, optimizer, run, weights, folder, step):
-    """One training step; returns its metrics. A step that is not finite leaves its sessions in offending.pt."""
+    """One training step; returns its metrics. A step that is not finite leaves its sessions in
+    offending.pt."""
     trajectories, costs = collect(model, run, draw_questions(run, step), "rollout", step)
     begin = time.perf_counter()
     credit(trajectories, run.args.group_size, *weights)
@@ -269,15 +283,18 @@ def one_step(model, optimizer, run, weights, folder, step):
 
 
 def evaluate(model, run, weights, folder, step):
-    """Metrics on held-out questions, the same at every call, sampled and greedy; one group is written out in full."""
+    """Metrics on held-out questions, the same at every call, sampled and greedy; one group is written out in
+    full."""
     questions, begin = held_out_questions(run), time.perf_counter()
     sampled, _ = collect(model, run, questions, "evaluation")
     greedy = sample(model, run, questions, 0, "greedy")
     credit(sampled, run.args.group_size, *weights)
     write_trajectories(folder / "trajectories.jsonl", step, sampled[:run.args.group_size], run.tokenizer)
-    metrics = summarize(sampled, run.args.group_size, run.tokenizer) | {
-        "gains_by_case": gains_by_case(sampled, run.tokenizer), "valid_actions": valid_actions(sampled, run.tokenizer),
-        "valid_actions_greedy": valid_actions(greedy, run.tokenizer), "success_greedy": mean(t.reward for t in greedy)}
+    metrics = summarize(sampled, run.args.group_size, run.tokenizer)
+    metrics |= {"gains_by_case": gains_by_case(sampled, run.tokenizer),
+                "success_greedy": mean(t.reward for t in greedy),
+                "valid_actions": valid_actions(sampled, run.tokenizer),
+                "valid_actions_greedy": valid_actions(greedy, run.tokenizer)}
     return {f"eval_{name}": value for name, value in metrics.items()} | cost("evaluation", begin)
 
 
@@ -299,28 +316,32 @@ def held_out_questions(run):
 
 
 def seeded(*purpose):
-    """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same numbers."""
+    """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same
+    numbers."""
     return random.Random(" ".join(map(str, purpose)))
 
 
 def uniforms(attempts, task, *purpose):
-    """The (attempts, turns, limit) uniform numbers that some attempts sample with, from a generator of their own."""
+    """The (attempts, turns, limit) uniform numbers that some attempts sample with, from a generator of their
+    own."""
     generator = torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
     return torch.rand(attempts, task.turns, task.limit, generator=generator)
 
 
 def within_memory(args, work):
-    """work(); whenever memory does not suffice, again in half as large batches. All is seeded: the result is the same."""
+    """work(); whenever memory does not suffice, again in half as large batches. All is seeded: the result is
+    the same."""
     while True:
         try:
             return work()
         except torch.OutOfMemoryError:
             if args.batch_tokens == args.batch_attempts == 1:
                 raise
-        args.batch_tokens, args.batch_attempts = max(args.batch_tokens // 2, 1), max(args.batch_attempts // 2, 1)
+        args.batch_tokens = max(args.batch_tokens // 2, 1)
+        args.batch_attempts = max(args.batch_attempts // 2, 1)
         torch.cuda.empty_cache()
-        print(f"out of memory: --batch-tokens is {args.batch_tokens} and --batch-attempts {args.batch_attempts} "
-              "from here on", file=sys.stderr)
+        print(f"out of memory: from here on, --batch-tokens is {args.batch_tokens} and --batch-attempts "
+              f"{args.batch_attempts}", file=sys.stderr)
 
 
 def catch_interrupt():
@@ -342,16 +363,17 @@ LOGS = ("metrics.jsonl", "trajectories.jsonl")
 def save(folder, model, tokenizer, weights=None, state=None):
     """Write a model in Hugging Face format with its tokenizer; OSError says what could not be written.
 
-    weights: of its parameters, if others than its own; state: of the training, beside it. All goes to a hidden folder
-    first, which takes its name when it is whole and on the disk: a kill, a full disk or a second run at the same time
-    never leaves half a folder.
-    """
+    weights: of its parameters, if others than its own; state: of the training, beside it. All goes to a
+    hidden folder first, which takes its name when it is whole and on the disk: a kill, a full disk or a
+    second run at the same time never leaves half a folder. """
     folder.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     whole = hidden / folder.name
     try:
-        names = [name for name, _ in model.named_parameters()]
-        model.save_pretrained(whole, state_dict=dict(zip(names, weights or model.parameters())))
+        named = dict(zip(dict(model.named_parameters()), weights or model.parameters()))
+        shared = dict(model.named_parameters(remove_duplicate=False))       # tied weights are saved once
+        buffers = {name: value for name, value in model.state_dict().items() if name not in shared}
+        model.save_pretrained(whole, state_dict=named | buffers)
         tokenizer.save_pretrained(whole)
         if state:
             torch.save(state, whole / "training.pt")
@@ -368,7 +390,8 @@ def save(folder, model, tokenizer, weights=None, state=None):
 
 
 def checkpoint(folder, model, tokenizer, optimizer, step):
-    """Save the state before a step, float32 weights and the lengths of the logs included; keep the one before it."""
+    """Save the state before a step, float32 weights and the lengths of the logs included; keep the one before
+    it."""
     lengths = {name: (folder / name).stat().st_size for name in LOGS}
     state = {"step": step, "lengths": lengths, "optimizer": optimizer.state_dict()}
     save(folder / "checkpoint-new", model, tokenizer, masters(optimizer), state)
@@ -379,7 +402,8 @@ def checkpoint(folder, model, tokenizer, optimizer, step):
 
 
 def resume(folder, model, optimizer):
-    """Load the newest sound checkpoint, cut the logs back to what they were then, return its step; 0 without one.
+    """Load the newest sound checkpoint, cut the logs back to what they were then, return its step; 0 without
+    one.
 
     All that is random is seeded by its purpose and step, so this is the whole state.
     """
@@ -393,11 +417,21 @@ def resume(folder, model, optimizer):
                 step, lengths = load(path, model, optimizer)
                 break
         except Exception as error:      # whatever a damaged file makes torch, safetensors or json raise
-            print(f"{path} is damaged ({str(error).splitlines()[0][:80]}), so the one before it is used", file=sys.stderr)
+            reason = str(error).splitlines()[0][:80]
+            print(f"{path} is damaged ({reason}), so the one before it is used", file=sys.stderr)
     for name, length in lengths.items():
         (folder / name).touch()
         os.truncate(folder / name, length)
     return step
+
+
+def finished(folder, steps):
+    """Whether a method has been trained to its last step; whatever its folder holds otherwise."""
+    try:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+        return (folder / "model").exists() and lines[-1]["step"] == steps
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def load(path, model, optimizer):
@@ -405,8 +439,9 @@ def load(path, model, optimizer):
     saved = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     state = torch.load(path / "training.pt", weights_only=True)
     for name, length in state["lengths"].items():
-        if (path.parent / name).stat().st_size < length:
-            raise ValueError(f"{name} has lost lines since then")
+        log = (path.parent / name).read_bytes()[:length]
+        if len(log) < length or not all(isinstance(json.loads(line), dict) for line in log.splitlines()):
+            raise ValueError(f"{name} is not what it was then")
     optimizer.load_state_dict(state["optimizer"])
     with torch.no_grad():
         for master, p, weight in zip(masters(optimizer), model.parameters(), saved.parameters(), strict=True):
@@ -417,19 +452,21 @@ def load(path, model, optimizer):
 # ---------------------------------------------------------------- models
 
 def tiny_model(tokenizer, seed):
-    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section 5)."""
-    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
-                         initializer_range=.1, rope_parameters={"rope_type": "default", "rope_theta": 1000.},
-                         max_position_embeddings=1024, bos_token_id=None, eos_token_id=control(tokenizer)[1],
-                         pad_token_id=tokenizer.pad_token_id)
+    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section
+    5)."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, initializer_range=.1,
+        max_position_embeddings=1024, rope_parameters={"rope_type": "default", "rope_theta": 1000.}, bos_token_id=None,
+        eos_token_id=control(tokenizer)[1], pad_token_id=tokenizer.pad_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(seed, "weights").getrandbits(63))
         return Qwen3ForCausalLM(config).eval()      # no dropout, in training as in sampling
 
 
 def warm_start(model, task, tokenizer, args, attempts, lr):
-    """Supervised training on demonstrations by the imperfect teacher, so that there is something to reinforce.
+    """Supervised training on demonstrations by the imperfect teacher, so that there is something to
+    reinforce.
 
     Three quarters of them are careful, the last quarter has the habits that reinforcement then has to change.
     """
@@ -438,7 +475,8 @@ def warm_start(model, task, tokenizer, args, attempts, lr):
     bar = tqdm(range(steps), f"warm start ({args.scenario})", mininterval=1)
     for step in bar:
         habits = CAREFUL if step < .75 * steps else HABITS[args.habits]
-        questions = [make_question(rng, task.says["question"]) for _ in range(attempts)]
+        clues = 2 if step < .2 * steps else None        # to compare two pages is learned first, and soonest alone
+        questions = [make_question(rng, task.says["question"], clues) for _ in range(attempts)]
         shown = [demonstrate(question, task, tokenizer, rng, habits) for question in questions]
         rows = [up_to_last_sampled(s.ids, s.mask) for t in shown for s in t.sessions]
         count = sum(sum(mask) for _, mask in rows)
@@ -449,8 +487,10 @@ def warm_start(model, task, tokenizer, args, attempts, lr):
 
 
 def warm_tiny_model(task, args):
-    """The warmed-up tiny model, from the cache folder if it was built before by the same code and libraries."""
-    parts = (rollout, infogain, tiny_model, warm_start, up_to_last_sampled, descend, backward, adamw, masters, seeded)
+    """The warmed-up tiny model, from the cache folder if it was built before by the same code and
+    libraries."""
+    parts = (rollout, infogain, tiny_model, warm_start, up_to_last_sampled, descend, backward, adamw, masters,
+             seeded)
     settings = [task, args.habits, args.seed, args.warm_start, torch.__version__, transformers.__version__]
     key = hashlib.sha256(repr([*settings, *map(inspect.getsource, parts)]).encode()).hexdigest()[:12]
     folder = Path(args.cache) / f"tiny-{task.scenario}-{args.habits}-seed{args.seed}-{key}"
@@ -477,39 +517,103 @@ def load_tokenizer(args):
 
 
 def load_tasks(args, task, tokenizer):
-    """The questions of --tasks, each of which must fit the window with any one of its pages."""
+    """The questions of --tasks; each must fit the window, and its answer be one that an action can give."""
+    question = make_question(seeded("the longest"), task.says["question"], clues=4)
+    need = least_window(question, task, tokenizer)
+    if not args.tasks and need > task.window:
+        fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} tokens and a page; "
+             f"use --window {need} or more")
     if not args.tasks:
         return []
     if not task.plain:
         fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
-    opening, room = len(preamble(tokenizer, task.says[task.scenario])), space(task, tokenizer)
     with refusing("--tasks"):
         tasks = read_tasks(args.tasks)
         if len(tasks) < 2:
             raise ValueError(f"{args.tasks} holds fewer than two questions, but one is held out")
         for line, question in enumerate(tasks, 1):
-            longest = max(len(reply(tokenizer, (), page)) for page in question.pages.values())
-            need = opening + len(message(tokenizer, question.question)) + task.limit + longest
-            if need > room:
-                raise ValueError(f"{args.tasks}, line {line}: the question, a search and its longest page may take "
-                                 f"{need} tokens, but the window has room for {room}; shorten the page or use "
-                                 f"--window {task.window + need - room} or more")
+            check_question(question, f"{args.tasks}, question {line}", task, tokenizer)
+        digest = hashlib.sha256(Path(args.tasks).read_bytes()).hexdigest()
+        if args.tasks_digest not in (None, digest):
+            raise ValueError(f"{args.tasks} has changed since the run began")
+        args.tasks_digest = digest
     return tasks
 
 
-def load_model(args, task):
+def check_question(question, where, task, tokenizer):
+    """ValueError where no attempt could see a page of the question, or no action give its answer."""
+    need = least_window(question, task, tokenizer)
+    if need > task.window:
+        raise ValueError(f"{where}: the question, a summary or fork, a search and its longest page may take {need} "
+                         f"tokens; shorten the page or use --window {need} or more")
+    ids = (*encode(tokenizer, f"<answer>{question.answer}</answer>"), control(tokenizer)[1])
+    if len(ids) > task.limit:
+        raise ValueError(f"{where}: to answer takes {len(ids)} tokens, more than --limit {task.limit}")
+    if read_action(tokenizer, ids) != ("answer", question.answer):
+        raise ValueError(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or characters "
+                         "that the tokenizer changes")
+
+
+def load_model(args, task, tokenizer):
     """The starting policy, on the device."""
+    dtype = getattr(torch, args.dtype)
     with refusing(f"--device {args.device} is not available here; try --device cpu"):
         torch.zeros(1, device=args.device)
     if args.model == "tiny":
-        return warm_tiny_model(task, args)
+        return warm_tiny_model(task, args).to(dtype)
     warmed = Path(args.out) / "start"
-    with refusing(f"--model {args.model} is no causal language model with a ChatML tokenizer"):
+    with refusing(f"--model {args.model} cannot be used"):
         source = warmed if args.resume and warmed.exists() else args.model
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, args.dtype))
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(args.device).eval()
+        rows = model.get_input_embeddings().num_embeddings
+        if rows < len(tokenizer):
+            raise ValueError(f"it has {rows} embeddings, but its tokenizer {len(tokenizer)} tokens")
+        model.resize_token_embeddings(len(tokenizer))       # a row without a token would be sampled and decode to nothing
+        check_model(model)
     if task.plain and args.device != "cpu":
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return model.to(args.device).eval()
+    return model
+
+
+@torch.inference_mode()
+def check_model(model):
+    """Try a model on three short contexts: what a plain forward says must be what slots, trees and head make of it.
+
+    Where slots or trees go wrong, it is read plainly (`rollout.TurnCache`); else ValueError names what is wrong.
+    """
+    contexts = [[3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 1, 8, 2], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
+    head, near = model.get_output_embeddings(), 1e-3 if model.dtype == torch.float32 else .3
+    rows = [torch.tensor([context], device=model.device) for context in contexts]
+    plain = torch.cat([model(input_ids=row).logits[:, -1] for row in rows]).float()             # (3, V)
+    if not plain.isfinite().all():
+        raise ValueError("its logits are not finite")
+
+    def agrees(hidden):
+        return torch.allclose(head(hidden).float().log_softmax(-1), plain.log_softmax(-1), rtol=0, atol=near)
+
+    if not agrees(torch.cat([model.base_model(input_ids=row).last_hidden_state[:, -1] for row in rows])):
+        raise ValueError("its logits are not its output embedding of its last hidden state, but scaled or capped")
+    if keeps_keys(model):
+        try:
+            cache = SlotCache(3, 16)
+            cache.read(model, range(3), [context[:5] for context in contexts])
+            slots = agrees(cache.read(model, range(3), contexts))
+            wanted = [[context, [0] * (len(context) - 1) + [i]] for i, context in enumerate(contexts, 1)]
+            sums = torch.zeros(4, device=model.device)
+            for ids, belongs, *tree in batches(wanted, 100, branch=True):
+                ids, belongs, *tree = (part.to(model.device) for part in (ids, belongs, *tree))
+                sums.index_add_(0, belongs.flatten(), token_logprobs(model, ids, belongs > 0, 1., *tree).flatten())
+            alone = [token_logprobs(model, row, torch.arange(row.shape[1], device=row.device)[None] == row.shape[1] - 1)
+                     .sum() for row in rows]
+            trees = torch.allclose(sums[1:], torch.stack(alone), rtol=0, atol=near)
+        except Exception:               # whatever a model raises whose layers take no slots
+            slots = trees = False
+        model.reads_plainly = not (slots and trees)
+        if model.reads_plainly:
+            print("this model does not take the fast path (its attention ignores masks or keeps other keys): it is "
+                  "read plainly, which is slower", file=sys.stderr)
+    if not keeps_keys(model) and not agrees(TurnCache().read(model, range(3), contexts)):
+        raise ValueError("it says something else beside other contexts than alone")
 
 
 # ---------------------------------------------------------------- the command line
@@ -525,23 +629,24 @@ def refusing(what):
     """Whatever goes wrong within is bad input: says what, and the first line of the reason."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:
-        fail(f"{what}: {str(error).splitlines()[0]}")
+    except Exception as error:      # libraries have classes of their own for damaged files and missing devices
+        fail(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}")
 
 
-def number(kind, low):
-    """An argparse type: a finite number of at least `low`."""
+def number(kind, low, high=10 ** 9):
+    """An argparse type: a number from `low` to `high`."""
     def parse(text):
         value = kind(text)
-        if not low <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is not a number of at least {low}")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not at least {low} and at most {high}")
         return value
     parse.__name__ = kind.__name__
     return parse
 
 
 def parse_args(argv=None):
-    """Flags -> settings. A default that is a pair (for the tiny model, for others) stays one until `settle`."""
+    """Flags -> settings. A default that is a pair (for the tiny model, for others) stays one until
+    `settle`."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      argument_default=argparse.SUPPRESS)
     parser.error = fail
@@ -549,33 +654,34 @@ def parse_args(argv=None):
 
     def add(flag, default, help, **rest):
         defaults[flag[2:].replace("-", "_")] = default
-        shown = "{} for the tiny model, {} for others".format(*default) if isinstance(default, tuple) else default
+        pair = isinstance(default, tuple)
+        shown = f"{default[0]} for the tiny model, {default[1]} for others" if pair else default
         parser.add_argument(flag, help=f"{help} (default: {shown})" if shown else help, **rest)
 
     add("--scenario", "compaction", "how a context that grows too long is handled", choices=list(WINDOWS))
-    add("--method", ["broadcast", "mosaic"], "one or more, each from the same start", choices=METHODS, nargs="+")
+    add("--method", ["broadcast", "mosaic"], "one or more, from the same start", choices=METHODS, nargs="+")
     add("--model", "tiny", "tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
-    add("--tasks", None, "a JSONL file of your own questions (see README); without, questions of the toy world")
+    add("--tasks", None, "a JSONL file of your own questions (see README) instead of the toy world's")
     add("--window", (WINDOWS, PLAIN_WINDOWS), "tokens of a context", type=count)
     add("--turns", 20, "actions per attempt, of all its agents together", type=count)
     add("--limit", (14, 48), "tokens of an action", type=count)
     add("--steps", 60, "GRPO steps", type=number(int, 0))
     add("--questions", (32, 8), "questions per step", type=count)
     add("--group-size", 8, "attempts per question", type=count)
-    add("--usage", .5, "weight of the session-usage signal (trajectory level)", type=weight)
-    add("--gain-weight", .15, "weight of the normalized information gain (session level)", type=weight)
-    add("--lr", (4e-3, 2e-6), "learning rate", type=weight)
+    add("--usage", .3, "weight of the session-usage signal (trajectory level)", type=weight)
+    add("--gain-weight", .3, "weight of the normalized information gain (session level)", type=weight)
+    add("--lr", (2e-3, 2e-6), "learning rate", type=number(float, 0, 1))
     add("--kl", 0., "weight of the divergence from the starting policy", type=weight)
     add("--temperature", 1., "of sampling, in rollouts and update alike", type=number(float, .01))
-    add("--warm-start", (2000, 0), "steps of supervised training on demonstrations before all else", type=number(int, 0))
+    add("--warm-start", (2000, 0), "steps of training on demonstrations before all else", type=number(int, 0))
     add("--habits", "careless", "what the last quarter of the demonstrations is like", choices=list(HABITS))
     add("--eval-questions", (64, 16), "held-out questions, each attempted group-size times", type=count)
     add("--eval-every", 10, "steps between evaluations", type=count)
     add("--save-every", 20, "steps between checkpoints", type=count)
     add("--batch-tokens", (2048, 4096), "padded tokens per micro-batch of scoring and update", type=count)
     add("--batch-attempts", 512, "attempts sampled side by side", type=count)
-    add("--dtype", None, "of weights and activations (default: bfloat16 for a pretrained model on a GPU, else float32)",
-        choices=["float32", "bfloat16"])
+    add("--dtype", None, "of weights and activations (default: bfloat16 for a pretrained model on a GPU, "
+        "else float32)", choices=["float32", "bfloat16"])
     add("--seed", 0, "of everything that is random", type=int)
     add("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, cuda:1, mps, ...")
     add("--cache", str(Path(__file__).parent / ".cache"), "where the warmed-up tiny model is kept")
@@ -584,25 +690,33 @@ def parse_args(argv=None):
     add("--overwrite", False, "replace the run that --out holds", action="store_true")
     add("--resume", False, "go on with the run that --out holds, with its own settings", action="store_true")
     given = vars(parser.parse_args(argv))
-    settings = defaults | given
+    settings = defaults | {"tasks_digest": None} | given
     settings["out"] = settings["out"] or f"runs/{settings['scenario']}"
-    return argparse.Namespace(**(settings | saved_settings(settings["out"], given) if settings["resume"] else settings))
+    if settings["resume"]:
+        settings |= saved_settings(settings["out"], given)
+    return argparse.Namespace(**settings)
 
 
 def saved_settings(out, given):
     """The settings of the run in `out`, of which the command line may change none but --steps."""
     with refusing(f"--resume: {out} holds no run that could go on"):
         saved = json.loads((Path(out) / "config.json").read_text())
+        if not isinstance(saved, dict) or "steps" not in saved:
+            raise ValueError("its config.json holds no settings")
+    if given.get("steps", saved["steps"]) < saved["steps"]:
+        fail(f"--resume: the run in {out} has --steps {saved['steps']}; it can be given more, but not fewer")
     changed = [f"--{key.replace('_', '-')}" for key in given
                if key in saved and key != "steps" and given[key] != saved[key]]
     if changed:
-        fail(f"--resume goes on with the run's own settings; leave out {', '.join(changed)}, or start anew with --overwrite")
+        fail(f"--resume goes on with the run's own settings; leave out {', '.join(changed)}, or start anew "
+             "with --overwrite")
     return saved | given
 
 
 def settle(args, tokenizer):
     """Fill in the settings that depend on the kind of model, which its tokenizer tells. Returns the Task."""
-    plain = tokenizer.unk_token_id is None or tokenizer.unk_token_id not in encode(tokenizer, PLAIN["compaction"][0])
+    known = encode(tokenizer, PLAIN["compaction"][0])
+    plain = tokenizer.unk_token_id is None or tokenizer.unk_token_id not in known
     if args.model != "tiny" and isinstance(args.warm_start, tuple):
         args.warm_start = 0
     for name, value in vars(args).items():
@@ -615,24 +729,35 @@ def settle(args, tokenizer):
 
 
 def check_out(args):
-    """A new run needs a folder that is free, or a run there that makes way."""
+    """A new run needs a folder that is free, or a run there that makes way, and places where it may write."""
     out = Path(args.out)
-    if out.exists() and any(out.iterdir()) and not args.resume:
-        if not (out / "config.json").exists():
-            fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
-        if not args.overwrite:
-            fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume "
-                 "to go on with it")
+    for flag, folder in (("--out", out), ("--cache", Path(args.cache))):
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            fail(f"{flag}: {folder} is no folder that can be written to")
+    if args.resume or not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / "config.json").exists():
+        fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
+    if not args.overwrite:
+        fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume to go "
+             "on with it")
+    for flag, path in (("--model", args.model), ("--tasks", args.tasks)):
+        if path and out.resolve() in Path(path).resolve().parents:
+            fail(f"{flag} {path} lies in the run that --overwrite would replace: name another --out")
 
 
 def begin_run(args, out):
-    """An empty run's folder, but for its settings in config.json."""
+    """The run's folder: empty, unless it is resumed, but for its settings in config.json."""
     out.mkdir(parents=True, exist_ok=True)
-    for part in (*METHODS, "start"):
+    for part in () if args.resume else (*METHODS, "start"):
         shutil.rmtree(out / part, ignore_errors=True)
     elsewhere = ("out", "cache", "device", "fresh", "overwrite", "resume")
     config = {key: value for key, value in vars(args).items() if key not in elsewhere}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "config.json.new").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "config.json.new").rename(out / "config.json")
+    args.begun = True
 
 
 def main(args):
@@ -640,31 +765,38 @@ def main(args):
     transformers.utils.logging.set_verbosity_error()
     check_out(args)
     if args.group_size == 1:
-        print("warning: in a group of one there is nothing to compare, so every advantage A is 0; use --group-size 2")
+        print("warning: in a group of one there is nothing to compare, so A is 0; use --group-size 2 or more")
     tokenizer, out = load_tokenizer(args), Path(args.out)
     task = settle(args, tokenizer)
     tasks = load_tasks(args, task, tokenizer)
-    model = load_model(args, task)
-    if not args.resume:
-        begin_run(args, out)
+    model = load_model(args, task, tokenizer)
+    begin_run(args, out)
     if args.model != "tiny" and args.warm_start and not (out / "start").exists():
         warm_start(model, task, tokenizer, args, attempts=4, lr=2e-4)
         save(out / "start", model, tokenizer)
     run = Run(args, task, tokenizer, model, tasks)
     for method in dict.fromkeys(args.method):
-        if not (out / method / "model").exists():
+        if not finished(out / method, args.steps):
             train(method, run, out / method)
     plot_curves(out)
     print(f"\n{table(out)}\n\n{files_of(out, args.method[-1], args.scenario)}")
 
 
-if __name__ == "__main__":
+def run_command(args):
+    """main, and one line for what may end it early."""
+    def saved():
+        return "--resume goes on from what was saved" if "begun" in args else "nothing of a run was written"
     try:
-        main(parse_args())
+        main(args)
     except OSError as error:
-        fail(f"{error}; what was saved before is whole, and --resume goes on from it")
+        fail(f"{error}; {saved()}")
+    except FloatingPointError as error:
+        fail(f"{error}: use a smaller --lr; {saved()}")
     except torch.OutOfMemoryError:
-        fail("memory does not suffice for a single attempt: use a smaller --window or model; --resume goes on from what "
-             "was saved")
+        fail(f"memory does not suffice for a single attempt: use a smaller --window or model; {saved()}")
     except KeyboardInterrupt:
-        sys.exit("stopped; what was saved before is whole, and --resume goes on from it")
+        sys.exit(f"stopped; {saved()}")
+
+
+if __name__ == "__main__":
+    run_command(parse_args())

@@ -14,26 +14,27 @@ import infogain     # noqa: E402
 import mosaic       # noqa: E402
 import train        # noqa: E402
 
-SCALED, OWN_GAIN = "(own / own.square().mean().sqrt())", "s.normalized_gain, gain_weight"
+SCALED, FOLLOWING = "own / scale", "following.normalized_gain"
 VARIANTS = {
     # the ablation: choices that keep faith with the sources
-    "centered": (mosaic, "normalize_by_kind", SCALED, "((own - own.mean()) / own.std(correction=0))"),
-    "raw": (infogain, "score_sessions", "own.clamp(min=own[0])", "own"),
-    "batch": (train, "credit", "    for t in trajectories:\n", """    sessions = [session for t in trajectories for session in t.sessions]
-    gains = torch.tensor([session.gain for session in sessions])
-    for session, gain in zip(sessions, normalize_by_kind(gains, [s.kind for s in sessions]).tolist()):
-        session.normalized_gain = gain
-    for t in trajectories:
-"""),
-    "closing": (train, "credit", 's.closing if s.stop == "answered"', 's.closing if s.kind == "ordinary"'),
-    "answered": (train, "credit", OWN_GAIN, 's.normalized_gain * (t.stop == "answered"), gain_weight'),
-    "double": (train, "parse_args", '"--gain-weight", .15', '"--gain-weight", .3'),      # the other candidate
+    "centered": (mosaic, "normalize_by_kind", SCALED, "(own - own.mean()) / ((own - own.mean()).square().mean().sqrt() + noise)"),
+    "raw": (infogain, "score_sessions", "own.clamp(min=floor)", "own"),
+    "turns": (infogain, "score_sessions", 't.stop != "answered":\n            own[-1] = floor', "False:\n            own[-1] = floor"),
+    "group": (train, "credit", "    sessions = [session for t in trajectories for session in t.sessions]", """    for i in range(0, len(trajectories), group_size):
+        own = [session for t in trajectories[i:i + group_size] for session in t.sessions]
+        gains = torch.tensor([session.gain for session in own])
+        for session, gain in zip(own, normalize_by_kind(gains, [s.kind for s in own]).tolist()):
+            session.normalized_gain = gain
+    sessions = []"""),
+    "probability": (infogain, "score_sessions", "own = own.tolist()", "own = own.exp().tolist()"),
     # the exercises
-    "count": (mosaic, "trajectory_advantage", "centered_rank(counts[outcome])", "counts[outcome] - counts[outcome].float().mean()"),
-    "together": (mosaic, "trajectory_advantage", "(success, ~success)", "(success | ~success,)"),
+    "product": (mosaic, "trajectory_advantage", "group_advantage(rewards) + usage * signal",
+                "group_advantage(rewards) * (1 + usage * torch.where(success, signal, -signal))"),
+    "own": (train, "credit_tokens", FOLLOWING, "session.normalized_gain"),
+    "count": (mosaic, "trajectory_advantage", "-centered_rank(counts[success])", "counts[success].float().mean() - counts[success]"),
     "unscaled": (mosaic, "normalize_by_kind", SCALED, "own"),
-    "shaped": (train, "credit", 's.closing if s.stop == "answered" else len(s.ids)', "len(s.ids)"),
-    "wrong": (infogain, "score_sessions", "t.question.answer", "random.Random(t.question.question).choice(NAMES)"),
+    "shaped": (train, "credit_tokens", "closing = advantage", "closing = own"),
+    "wrong": (infogain, "score_sessions", "t.question.answer", "min(t.question.pages.values()).split()[0]"),
 }
 
 

@@ -166,7 +166,7 @@ def policies(folder):
     args.group_size = GROUP
     tokenizer = train.load_tokenizer(args)
     task = train.settle(args, tokenizer)
-    run = train.Run(args, task, tokenizer, train.load_model(args, task), train.load_tasks(args, task, tokenizer))
+    run = train.Run(args, task, tokenizer, train.load_model(args, task, tokenizer), train.load_tasks(args, task, tokenizer))
     yield f"{args.scenario}, start", run.start, run
     for method in train.METHODS:
         if (folder / method / "model").exists():

@@ -2,8 +2,9 @@
 
     python figures/evidence.py figures/sweep
 
-Prints the README's tables and writes sweep.png (learning curves), utility.png (gain per kind, sessions per attempt, before and
-after training) and ablation.png beside the sweep's folder. All differences are paired: same seed, same start, same questions.
+Prints the tables of the READMEs and writes sweep.png (learning curves), utility.png (gain per kind, sessions per attempt,
+before and after training) and ablation.png beside the sweep's folder. All differences are paired: same seed, same start,
+same questions.
 """
 import argparse
 import statistics
@@ -29,6 +30,9 @@ def mean_of(lines, key):
     return statistics.fmean(values) if values else None
 
 
+NEEDED = {"compaction": {"2": 1, "3": 3, "4": 5}, "subagent": {"2": 1, "3": 3, "4": 3}}   # sessions that can read all pages
+
+
 def evaluations(lines):
     return [line for line in lines if "eval_success" in line]
 
@@ -36,13 +40,23 @@ def evaluations(lines):
 def read_sweep(folder):
     """{scenario: {method: {seed: evaluations}}} of the runs whose every method is finished."""
     sweep = {}
-    for run in sorted(Path(folder).glob("*-*/")):
+    for run in sorted(Path(folder).glob("*-*/"), key=lambda run: int(run.name.split("-")[1])):
         scenario, seed = run.name.split("-")
         runs = {method: evaluations(lines) for method, lines in read_run(run).items()}
         if len(runs) == len(STYLE) and len({len(lines) for lines in runs.values()}) == 1:
             for method, lines in runs.items():
                 sweep.setdefault(scenario, {}).setdefault(method, {})[seed] = lines
-    return sweep
+    return dict(sorted(sweep.items()))
+
+
+def last(lines, key):
+    return lines[-1][f"eval_{key}"]
+
+
+def on_the_way(lines, key):
+    """The mean over all evaluations but the start's; None if one of them is."""
+    values = [line[f"eval_{key}"] for line in lines[1:]]
+    return None if None in values else statistics.fmean(values)
 
 
 def read_ablation(folder, sweep):
@@ -65,26 +79,66 @@ def number(value, digits=2):
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def difference(seeds, base, key, digits=2):
-    mean, half = interval([seeds[seed][f"eval_{key}"] - base[seed][f"eval_{key}"] for seed in seeds])
-    return f"{mean:+.{digits}f} ± {half:.{digits}f}"
+MEASURES = {"success": (last, "success", 2), "greedy": (last, "success_greedy", 2), "on the way": (on_the_way, "success", 2),
+            "sessions": (last, "sessions", 2), "per success": (last, "sessions_per_success", 2),
+            "per success, on the way": (on_the_way, "sessions_per_success", 2),
+            "tokens per success": (last, "tokens_per_success", 0), "out of turns": (last, "out_of_turns", 2)}
 
 
 def result_table(sweep):
-    """Means over seeds at the last step, and paired differences to broadcast."""
-    columns = {"success": 2, "success_greedy": 2, "sessions": 2, "sessions_per_success": 2, "tokens_per_success": 0, "out_of_turns": 2}
+    """Means over seeds at the end, or over the evaluations on the way."""
     rows = []
     for scenario, methods in sweep.items():
-        base = {seed: lines[-1] for seed, lines in methods["broadcast"].items()}
-        start = [lines[0] for lines in methods["broadcast"].values()]
-        rows.append([f"{scenario}, (start)", str(len(start)), *(number(mean_of(start, key), d) for key, d in columns.items()), "", "", ""])
+        start = [lines[:1] for lines in methods["broadcast"].values()]
+        for method, runs in {"(start)": start, **{method: [*seeds.values()] for method, seeds in methods.items()}}.items():
+            cells = []
+            for when, key, digits in MEASURES.values():
+                values = [when(lines, key) for lines in runs if len(lines) > 1 or when is last]
+                cells.append(number(statistics.fmean(values), digits) if values and None not in values else "")
+            rows.append([f"{scenario}, {method}", str(len(runs)), *cells])
+    return markdown(["scenario, method", "seeds", *MEASURES], rows)
+
+
+def difference_table(sweep):
+    """Paired differences to broadcasting, with 95 % intervals; bold where the interval is without 0."""
+    rows = []
+    for scenario, methods in sweep.items():
+        for method in [method for method in methods if method != "broadcast"]:
+            cells = []
+            for when, key, digits in MEASURES.values():
+                pairs = [(when(methods[method][seed], key), when(methods["broadcast"][seed], key)) for seed in methods[method]]
+                mean, half = interval([a - b for a, b in pairs if a is not None and b is not None])
+                text = f"{mean:+.{digits}f} ± {half:.{digits}f}"
+                cells.append(f"**{text}**" if abs(mean) > half else text)
+            rows.append([f"{scenario}, {method}", *cells])
+    return markdown(["scenario, method - broadcast", *MEASURES], rows)
+
+
+def clues_table(sweep):
+    """Success and sessions by the number of clues at the end, beside the fewest sessions that can read all pages."""
+    rows = []
+    for scenario, methods in sweep.items():
+        rows.append([f"{scenario}, fewest", "", "", "", *(str(count) for count in NEEDED[scenario].values())])
         for method, seeds in methods.items():
-            last = {seed: lines[-1] for seed, lines in seeds.items()}
-            rows.append([f"{scenario}, {method}", str(len(last)), *(number(mean_of(last.values(), key), d) for key, d in columns.items())])
-            rows[-1] += ["", "", ""] if method == "broadcast" else [
-                difference(last, base, key, d) for key, d in (("success", 2), ("sessions", 2), ("tokens_per_success", 1))]
-    return markdown(["scenario, method", "seeds", "success", "greedy", "sessions", "per success", "tokens per success", "out of turns",
-                     "success - broadcast's", "sessions - broadcast's", "tokens per success - broadcast's"], rows)
+            cells = [number(statistics.fmean(lines[-1][f"eval_{key}_by_pages"][clues] for lines in seeds.values()))
+                     for key in ("success", "sessions") for clues in NEEDED[scenario]]
+            rows.append([f"{scenario}, {method}", *cells])
+    return markdown(["scenario, method", *(f"{key}, {clues} clues" for key in ("success", "sessions") for clues in "234")], rows)
+
+
+def starts_table(folder, sweep):
+    """Mosaic from other starts: success at the start and at the end, sessions, attempts out of turns, per seed."""
+    rows = []
+    runs = {f"{path.parent.parent.name}, {path.parent.name}": evaluations(read_lines(path / "metrics.jsonl"))
+            for path in sorted(Path(folder).glob("starts/*/*-*/mosaic"))}
+    for scenario, methods in sweep.items():
+        runs |= {f"careless, {scenario}-{seed}": methods["mosaic"][seed] for seed in ("1", "2", "3") if seed in methods["mosaic"]}
+    for name, lines in runs.items():
+        start, end = lines[0], lines[-1]
+        rows.append([name, number(start["eval_success"]), number(end["eval_success"]), number(start["eval_sessions"]),
+                     number(end["eval_sessions"]), number(end["eval_out_of_turns"])])
+    return markdown(["start, scenario-seed", "success at the start", "at the end", "sessions at the start", "at the end",
+                     "out of turns"], rows)
 
 
 def allocation_table(sweep):
@@ -129,7 +183,8 @@ def plot_sweep(sweep, path):
     for row, (scenario, methods) in zip(axes, sweep.items()):
         for ax, (key, title) in zip(row, panels.items()):
             for method, seeds in methods.items():
-                points = {lines[0]["step"]: interval([line[f"eval_{key}"] for line in lines]) for lines in zip(*seeds.values())}
+                points = {lines[0]["step"]: interval([line[f"eval_{key}"] for line in lines if line[f"eval_{key}"] is not None])
+                          for lines in zip(*seeds.values())}
                 colour, dash = STYLE[method]
                 low, high = ([mean + sign * half for mean, half in points.values()] for sign in (-1, 1))
                 ax.plot(list(points), [mean for mean, _ in points.values()], color=colour, linestyle=dash, label=method)
@@ -184,7 +239,8 @@ def main():
     folder = parser.parse_args().sweep
     sweep = read_sweep(folder)
     ablation = read_ablation(folder, sweep)
-    print(result_table(sweep), allocation_table(sweep), sep="\n")
+    print(result_table(sweep), difference_table(sweep), clues_table(sweep), starts_table(folder, sweep),
+          allocation_table(sweep), sep="\n")
     plot_sweep(sweep, folder.parent / "sweep.png")
     plot_utility(sweep, folder.parent / "utility.png")
     if ablation:

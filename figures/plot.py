@@ -49,17 +49,23 @@ def plot_curves(run, path=None):
 
 def table(run):
     """The final table of a run's folder, in Markdown: held-out success and the use of sessions, at the start and per method."""
-    columns = {"success": "success", "greedy": "success_greedy", "sessions": "sessions", "per success": "sessions_per_success",
-               "out of turns": "out_of_turns", "gain ordinary": "gain_ordinary", "gain compaction": "gain_compaction",
-               "gain subagent": "gain_subagent"}
-    text = f"| method    | {' | '.join(columns)} | minutes |\n|---|{'---|' * len(columns)}---|"
-    runs = read_run(run)
+    columns = {"success": "success", "greedy": "success_greedy", "on the way": "on_the_way", "sessions": "sessions",
+               "per success": "sessions_per_success", "tokens per success": "tokens_per_success", "out of turns": "out_of_turns"}
+    runs = {method: [line for line in lines if "eval_success" in line] for method, lines in read_run(run).items()}
+    pages = next(iter(runs.values()))[0]["eval_sessions_by_pages"]
+    shown = list(pages) if len(pages) <= 4 else []
+    head = ["method", *columns, *(f"sessions, {count} pages" for count in shown), "minutes"]
+    rows = [head]
     for name, lines in {"(start)": next(iter(runs.values()))[:1], **runs}.items():
-        last, minutes = lines[-1], sum(s for line in lines for key, s in line.items() if key.startswith("seconds")) / 60
-        cells = ["" if last[f"eval_{key}"] is None else f"{last[f'eval_{key}']:.2f}" for key in columns.values()]
-        cells.append("" if name == "(start)" else f"{minutes:.1f}")
-        text += f"\n| {name:9} | " + " | ".join(f"{cell:>{len(title)}}" for cell, title in zip(cells, [*columns, "minutes"])) + " |"
-    return text
+        way = [line["eval_success"] for line in lines if line["step"]] or [None]
+        last = lines[-1] | {"eval_on_the_way": None if None in way else sum(way) / len(way)}
+        values = [last[f"eval_{key}"] for key in columns.values()] + [last["eval_sessions_by_pages"].get(count) for count in shown]
+        seconds = sum(s for line in read_run(run).get(name, []) for key, s in line.items() if key.startswith("seconds"))
+        rows.append([name, *("" if v is None else f"{v:.2f}" if v < 10 else f"{v:.0f}" for v in values),
+                     f"{seconds / 60:.1f}" if seconds else ""])
+    rows = [[f"{row[0]:9}", *(f"{cell:>{len(title)}}" for cell, title in zip(row[1:], head[1:]))] for row in rows]
+    rows.insert(1, ["-" * len(cell) for cell in rows[0]])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def plot_mosaic(trajectory, path):

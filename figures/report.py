@@ -3,6 +3,7 @@ import json
 import time
 from collections import Counter
 
+import numpy as np
 import torch
 
 from rollout import KINDS, read_action
@@ -39,13 +40,21 @@ def summarize(trajectories, group_size, tokenizer):
     return {"reward": mean(t.reward for t in trajectories), "success": len(wins) / len(trajectories),
             "sessions": len(sessions) / len(trajectories), "sessions_per_success": mean(len(t.sessions) for t in wins),
             "tokens_per_success": tokens / len(wins) if wins else None, "compactions_asked": asked / len(trajectories),
-            "attempts_by_sessions": Counter(len(t.sessions) for t in trajectories),
+            "attempts_by_sessions": Counter(len(t.sessions) for t in trajectories), **by_pages(trajectories),
             **{f"sessions_{kind}": sum(s.kind == kind for s in sessions) / len(trajectories) for kind in KINDS},
             **{f"gain_{kind}": mean(s.gain for s in sessions if s.kind == kind and s.gain == s.gain) for kind in KINDS},
             **{stop.replace(" ", "_"): mean(t.stop == stop for t in trajectories)
                for stop in ("answered", "out of turns", "out of window")},
             "groups_without_variance": mean(len({t.reward for t in group}) == 1 for group in groups),
             "entropy": -mean(logp for s in sessions for logp, mask in zip(s.logps, s.mask) if mask)}
+
+
+def by_pages(trajectories):
+    """Success and sessions per attempt by how many pages a question has; in the toy task, by its number of clues."""
+    counts = sorted({len(t.question.pages) for t in trajectories})
+    own = {count: [t for t in trajectories if len(t.question.pages) == count] for count in counts}
+    return {"success_by_pages": {count: mean(t.reward > .5 for t in part) for count, part in own.items()},
+            "sessions_by_pages": {count: mean(len(t.sessions) for t in part) for count, part in own.items()}}
 
 
 def valid_actions(trajectories, tokenizer):
@@ -83,7 +92,7 @@ def agreement(log_ratio):
     ratio, gap = log_ratio.exp(), log_ratio.abs()
     return {"ratio_mean": ratio.mean().item(), "ratio_max": ratio.max().item(),
             "clip_share": ((ratio < .8) | (ratio > 1.28)).float().mean().item(),
-            "gap_mean": gap.mean().item(), "gap_p99": gap.quantile(.99).item()}
+            "gap_mean": gap.mean().item(), "gap_p99": float(np.quantile(gap.cpu().numpy(), .99))}      # torch.quantile takes at most 2^24 numbers
 
 
 def cost(phase, begin):
@@ -95,14 +104,16 @@ def cost(phase, begin):
     return costs
 
 
-def notes(line, first):
-    """What a person should know of a step's metrics at once."""
+def notes(line, first, failed):
+    """What a person should know of a step's metrics at once. failed: steps in a row in which no attempt succeeded."""
     if first:
         yield ", ".join(f"{key} {value:.2f}" for key, value in line.items() if key.startswith(("seconds", "gigabytes")))
     if first and line["gap_mean"] > .05:
         yield (f"warning: log-probabilities at sampling and in training differ by {line['gap_mean']:.3f} on average (99th "
                f"percentile {line['gap_p99']:.3f}), so the ratios of equation (6) mean little; try --dtype float32")
-    if line["groups_without_variance"] == 1:
+    if failed and failed % 5 == 0:
+        yield f"warning: no attempt has succeeded for {failed} steps, so that only the sessions' signals teach"
+    elif line["groups_without_variance"] == 1:
         yield "every group's rewards are equal, so there is no trajectory-level gradient"
     if line["skipped"]:
         yield "loss or gradient is not finite; the step is skipped"

@@ -35,9 +35,9 @@ def scripted(scenario, seed):
         group = [demonstrate(question, task, tokenizer, rng) for _ in range(GROUP)]
         rewards = {t.reward for t in group if len(t.sessions) > 1 or t.reward == 0}
 
-    def reader(contexts, answers, opening):
+    def reader(contexts, answers):
         left = [read(tokenizer.decode(context))[2] or NAMES for context in contexts]
-        names = [tokenizer.decode(answer) for answer in answers]
+        names = [tokenizer.decode(answer) for _, answer in answers]
         return torch.tensor([-math.log(len(own)) if name in own else -math.log(1000) for own, name in zip(left, names)])
 
     score_sessions(group, tokenizer, reader, reader)
@@ -51,7 +51,7 @@ def sampled(flags):
     tokenizer = train.load_tokenizer(args)
     task = train.settle(args, tokenizer)
     tasks = train.load_tasks(args, task, tokenizer)
-    run = train.Run(args, task, tokenizer, train.load_model(args, task), tasks)
+    run = train.Run(args, task, tokenizer, train.load_model(args, task, tokenizer), tasks)
     question = train.seeded(args.seed, "walk").choice(train.held_out_questions(run))
     return train.collect(run.start, run, [question], "walk")[0], tokenizer
 

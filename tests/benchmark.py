@@ -195,7 +195,7 @@ def main():
         args = train.parse_args(["--scenario", scenario, "--model", flags.model, "--device", flags.device])
         tokenizer = train.load_tokenizer(args)
         task = train.settle(args, tokenizer)
-        model = train.load_model(args, task)
+        model = train.load_model(args, task, tokenizer)
         optimizer = torch.optim.SGD([p.detach() for p in model.parameters()], lr=0.)    # the policy stays as it is, so that repeats are equal
         if flags.brief:
             brief(model, tokenizer, task, args, optimizer)

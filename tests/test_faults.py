@@ -259,7 +259,7 @@ def test_hostile_question_and_gold_answer(tokenizer, run_script, text):
     contexts, attempt = run_script(question, Task(), ["<answer>boris</answer>"])
     assert contexts == [first] and first.count(start) == 2 and first.count(end) == 1
     trajectory = attempt.trajectory()
-    zeros = lambda contexts, answers, opening: torch.zeros(len(contexts))
+    zeros = lambda contexts, answers: torch.zeros(len(contexts))
     train.score_sessions([trajectory], tokenizer, zeros, zeros)
     assert trajectory.reward == 0
 
@@ -272,3 +272,86 @@ def test_a_combining_accent_is_not_its_single_code_point(tokenizer):
         attempt.log.append(("act", [2], [0.]))
         attempt.end("answered")
         assert attempt.trajectory().reward == reward
+
+
+# ---------------------------------------------------------------- resuming and overwriting
+
+def test_more_steps_are_a_continuation_and_fewer_an_error(unbroken, tmp_path):
+    """Six steps, then nine: what nine at once would have logged. Ctrl-C on the way: config.json knows what is wanted."""
+    out, cache = tmp_path / "run", unbroken / "cache"
+    shutil.copytree(unbroken / "run", out)
+    code, _, error = finished(out, cache, "--resume", "--steps", "4")
+    assert code == 2 and "not fewer" in error and same_as(unbroken, out)
+
+    def interrupted(step):
+        if step == 8:
+            raise KeyboardInterrupt
+        return plain_questions(run_of[0], step)
+    run_of, plain_questions = [None], train.draw_questions
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "draw_questions", lambda run, step: run_of.__setitem__(0, run) or interrupted(step))
+        args = train.parse_args(["--resume", "--steps", "9", "--out", str(out), "--cache", str(cache)])
+        with pytest.raises(SystemExit) as stop:
+            train.run_command(args)
+    assert "--resume goes on" in str(stop.value) and json.loads((out / "config.json").read_text())["steps"] == 9
+    assert finished(out, cache, "--resume")[0] == 0
+    whole = tmp_path / "whole"
+    steps = [*RUN[:1], "9", *RUN[2:]]
+    assert finished(whole, cache, *steps)[0] == 0
+    for name in train.LOGS:
+        assert without_times(out / "mosaic" / name) == without_times(whole / "mosaic" / name)
+
+
+def test_the_model_that_a_run_starts_from_is_not_overwritten(unbroken, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken / "run", out)
+    code, _, error = finished(out, unbroken / "cache", "--model", out / "mosaic/model", "--overwrite", "--steps", "1")
+    assert code == 2 and "would replace" in error and same_as(unbroken, out)
+
+
+def test_resuming_leaves_alone_what_it_did_not_make(unbroken, half_done):
+    foreign = [half_done / "mosaic" / name for name in ("checkpoint-1-keep-me", ".DS_Store", "checkpoint.bak")]
+    for path in foreign:
+        path.write_text("mine")
+    (half_done / "mosaic/.ipynb_checkpoints").mkdir()
+    (half_done / "mosaic/.ipynb_checkpoints/notes.ipynb").write_text("mine")
+    code, _, error = finished(half_done, unbroken / "cache", "--resume")
+    assert code == 0, error
+    assert same_as(unbroken, half_done) and all(path.read_text() == "mine" for path in foreign)
+    assert (half_done / "mosaic/.ipynb_checkpoints/notes.ipynb").read_text() == "mine"
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xfe\xff" * 4, b"5" + b" " * 11])
+@pytest.mark.parametrize("done", [True, False])
+def test_lines_that_are_no_metrics(unbroken, half_done, junk, done):
+    """In the middle of metrics.jsonl, which keeps its length; also where the run is finished otherwise."""
+    if done:
+        shutil.copytree(unbroken / "run/mosaic/model", half_done / "mosaic/model")
+    path = half_done / "mosaic/metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = junk + b" " * (len(lines[1]) - len(junk) - 1) + b"\n"
+    path.write_bytes(b"".join(lines))
+    code, _, error = finished(half_done, unbroken / "cache", "--resume")
+    assert code == 0 and "is damaged" in error and same_as(unbroken, half_done)
+
+
+@pytest.mark.parametrize("config", ["[]", "5", '"text"', "{}", "\xff"])
+def test_a_config_that_holds_no_settings(half_done, unbroken, config):
+    (half_done / "config.json").write_bytes(config.encode("latin-1"))
+    code, _, error = finished(half_done, unbroken / "cache", "--resume")
+    assert code == 2 and "no run that could go on" in error and error.strip().count("\n") == 0
+
+
+def test_a_cache_that_cannot_be_written_is_noticed_before_the_warm_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, error = finished(tmp_path / "run", tmp_path / "file/cache", *RUN)
+    assert code == 2 and "--cache" in error and "warm start" not in error and not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_before_anything_was_saved_says_so(tmp_path, monkeypatch):
+    def press(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(train, "warm_start", press)
+    with pytest.raises(SystemExit) as stop:
+        train.run_command(train.parse_args([*RUN, "--out", str(tmp_path / "run"), "--cache", str(tmp_path / "cache")]))
+    assert "nothing of a run was written" in str(stop.value) and not (tmp_path / "run").exists()

@@ -40,22 +40,28 @@ def test_interval_by_hand():
 
 
 def test_tables_of_a_made_up_sweep(tmp_path, capsys, monkeypatch):
-    """Two seeds; Mosaic is .1 and .3 better than broadcast: +.20 +- 12.71 * .1414 / sqrt 2 = 1.27."""
+    """Two seeds; Mosaic is .1 and .3 better than broadcast: +.20 +- 12.71 * .1414 / sqrt 2 = 1.27. In success per seed: the last
+    evaluation, or the mean of all but the first."""
     keys = ("success_greedy sessions_per_success tokens_per_success out_of_turns gain_ordinary gain_compaction gain_subagent "
             "sessions_subagent compactions_asked sessions_compaction").split()
     for seed in (1, 2):
         for method in evidence.STYLE:
-            for folder in (tmp_path / f"subagent-{seed}", tmp_path / f"ablation/raw/subagent-{seed}"):
+            for folder in (tmp_path / f"subagent-{seed}", tmp_path / f"ablation/raw/subagent-{seed}", tmp_path / f"starts/hasty/subagent-{seed}"):
                 better = (.1, .3)[seed - 1] if method == "mosaic" and "raw" not in str(folder) else 0.
-                lines = [{"step": step, "eval_success": .2 + better * step, "eval_sessions": 3. - step, **{f"eval_{key}": 1. for key in keys},
-                          "eval_attempts_by_sessions": {"2": 1, "7": 3}} for step in (0, 1)]
+                lines = [{"step": step, "eval_success": .2 + better * step / 2, "eval_sessions": 3. - step,
+                          **{f"eval_{key}": 1. for key in keys}, "eval_attempts_by_sessions": {"2": 1, "7": 3},
+                          **{f"eval_{key}_by_pages": {"2": .25, "3": .5, "4": .75} for key in ("success", "sessions")}}
+                         for step in (0, 1, 2)]
                 (folder / method).mkdir(parents=True)
                 (folder / method / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(sys, "argv", ["evidence.py", str(tmp_path)])
     evidence.main()
     rows = capsys.readouterr().out.splitlines()
-    assert "| subagent, mosaic | 2 | 0.40 | 1.00 | 2.00 | 1.00 | 1 | 1.00 | +0.20 ± 1.27 | +0.00 ± 0.00 | +0.0 ± 0.0 |" in rows
-    assert "| subagent, raw | 2 | 0.20 | 1.00 | 2.00 | 1.00 | -0.20 | +0.00 |" in rows
+    assert "| subagent, mosaic | 2 | 0.40 | 1.00 | 0.35 | 1.00 | 1.00 | 1.00 | 1 | 1.00 |" in rows
+    assert any(row.startswith("| subagent, mosaic | +0.20 ± 1.27 | +0.00 ± 0.00 | +0.15 ± 0.95 |") for row in rows)
+    assert "| subagent, mosaic | 0.25 | 0.50 | 0.75 | 0.25 | 0.50 | 0.75 |" in rows and "| subagent, fewest |  |  |  | 1 | 3 | 3 |" in rows
+    assert "| hasty, subagent-2 | 0.20 | 0.50 | 3.00 | 1.00 | 1.00 |" in rows
+    assert "| subagent, raw | 2 | 0.20 | 1.00 | 1.00 | 1.00 | -0.20 | +0.00 |" in rows
     assert any("| 0% | 25% | 0% | 0% | 0% | 75% |" in row for row in rows)
     assert all((tmp_path.parent / name).stat().st_size > 10_000 for name in ("sweep.png", "utility.png", "ablation.png"))
 
@@ -76,8 +82,15 @@ def test_spans():
 def test_notes():
     """What a step tells a person at once: costs and a large gap in the first step; no variance and a skipped step in any."""
     line = {"seconds_rollout": 1.5, "gap_mean": .06, "gap_p99": .2, "groups_without_variance": .5, "skipped": 0}
-    costs, gap = notes(line, first=True)
+    costs, gap = notes(line, first=True, failed=0)
     assert costs == "seconds_rollout 1.50" and ".060" in gap and "--dtype float32" in gap
-    assert list(notes(line, first=False)) == []
-    silent, skipped = notes({**line, "groups_without_variance": 1, "skipped": 1}, first=False)
+    assert list(notes(line, first=False, failed=0)) == []
+    silent, skipped = notes({**line, "groups_without_variance": 1, "skipped": 1}, first=False, failed=0)
     assert "no trajectory-level gradient" in silent and "skipped" in skipped
+
+
+def test_steps_without_any_success_are_said():
+    """Every fifth, in place of the line about groups that are all equal."""
+    line = {"groups_without_variance": 1, "skipped": 0}
+    assert ["no attempt has succeeded for 5 steps" in note for note in notes(line, False, failed=5)] == [True]
+    assert ["no trajectory-level gradient" in note for note in notes(line, False, failed=6)] == [True]

@@ -41,7 +41,7 @@ def test_temperature_divides_the_logits():
 
 
 def test_answer_logprob_is_a_mean_per_token(policy):
-    one, two, both = answer_logprob(policy, [[1, 2], [1, 2, 3, 4], [1, 2]], [[4], [5], [4, 5]], [3])
+    one, two, both = answer_logprob(policy, [[1, 2], [1, 2, 3, 4], [1, 2]], [((3,), (4,)), ((3,), (5,)), ((3,), (4, 5))])
     logps = policy(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits.log_softmax(-1)[0].detach()
     assert one.item() == pytest.approx(logps[2, 4].item(), abs=1e-5)
     assert both.item() == pytest.approx((logps[2, 4] + logps[3, 5]).item() / 2, abs=1e-5)
@@ -85,12 +85,13 @@ def test_neither_padding_nor_sharing_changes_a_score(policy):
     """Every score alone, against all in one batch and in small ones; some contexts begin others, one has two answers."""
     contexts = [[1, 2, 3], [1, 2], [1, 2, 3, 4, 5], [7] * 40, list(range(20)), [1, 2], list(range(7))]
     answers = [[4], [4], [4], [5, 6, 7], [8], [9, 3], [8, 8]]
-    alone = [answer_logprob(policy, [c], [a], [3]).item() for c, a in zip(contexts, answers)]
+    pairs = [((3,), tuple(a)) for a in answers]
+    alone = [answer_logprob(policy, [c], [pair]).item() for c, pair in zip(contexts, pairs)]
     plain = [token_logprobs(policy, torch.tensor([c + [3] + a]), torch.tensor([[0] * len(c) + [0] + [1] * len(a)]).bool()).sum().item()
              / len(a) for c, a in zip(contexts, answers)]
     assert alone == pytest.approx(plain, abs=1e-5)
-    assert answer_logprob(policy, contexts, answers, [3]).tolist() == pytest.approx(alone, abs=1e-5)
-    assert answer_logprob(policy, contexts, answers, [3], max_tokens=50).tolist() == pytest.approx(alone, abs=1e-5)
+    assert answer_logprob(policy, contexts, pairs).tolist() == pytest.approx(alone, abs=1e-5)
+    assert answer_logprob(policy, contexts, pairs, max_tokens=50).tolist() == pytest.approx(alone, abs=1e-5)
     assert max(alone) - min(alone) > .5
 
 
@@ -98,14 +99,14 @@ def test_each_distinct_pair_is_scored_once(policy, monkeypatch):
     scored, plain = [], infogain.token_logprobs
     monkeypatch.setattr(infogain, "token_logprobs", lambda model, ids, mask, *rest: scored.append(int(mask.sum())) or
                         plain(model, ids, mask, *rest))
-    scores = answer_logprob(policy, [[1, 2], [3], [1, 2], [1, 2]], [[4], [4], [4], [5]], [6])
+    scores = answer_logprob(policy, [[1, 2], [3], [1, 2], [1, 2]], [((6,), (4,))] * 3 + [((6,), (5,))])
     assert sum(scored) == 3 and scores[0] == scores[2]
 
 
 @pytest.mark.parametrize("answer, opening", [([], [1]), ([1], [])])
 def test_an_empty_answer_is_an_error(policy, answer, opening):
     with pytest.raises(ValueError, match="without tokens"):
-        answer_logprob(policy, [[1]], [answer], opening)
+        answer_logprob(policy, [[1]], [(opening, answer)])
 
 
 def test_gains_by_the_table(tokenizer, run_script):
@@ -119,7 +120,7 @@ def test_gains_by_the_table(tokenizer, run_script):
     trajectory = attempt.trajectory()
     first, summary, last = trajectory.sessions
     by_hand = {tuple(first.before): -3., tuple(first.after): -1., tuple(summary.after): -2., tuple(last.after): -.5}
-    scores = lambda contexts, answers, opening: torch.tensor([by_hand[tuple(c)] for c in contexts])
+    scores = lambda contexts, answers: torch.tensor([by_hand[tuple(c)] for c in contexts])
     score_sessions([trajectory], tokenizer, scores, scores)
     assert [s.gain for s in trajectory.sessions] == [2., -1., 1.5]
     assert [s.scores for s in trajectory.sessions] == [(-3., -1.), (-1., -2.), (-2., -.5)]
@@ -132,7 +133,7 @@ def made(stop, *states):
 
 
 def by_state(*scores):
-    return lambda contexts, answers, opening: torch.tensor([scores[c[0]] for c in contexts])
+    return lambda contexts, answers: torch.tensor([scores[c[0]] for c in contexts])
 
 
 def test_no_score_is_below_what_the_starting_policy_says_of_the_question(tokenizer):
@@ -156,7 +157,7 @@ def test_a_closing_action_alone_has_no_gain(tokenizer, run_script):
     """An answer, a fork or a compaction without any action before it: what it brings is the next session's gain. If it counted as
     a session of its kind that gained 0, searching would seem to gain more than it does, next to a fork."""
     question = make_question(random.Random(0))
-    zeros = lambda contexts, answers, opening: torch.zeros(len(contexts))
+    zeros = lambda contexts, answers: torch.zeros(len(contexts))
     for task, actions, expected in (
             (Task(), ["<answer>anna</answer>"], [NAN]),
             (Task(), ["<compact/>", "<summary>:</summary>", "<answer>anna</answer>"], [NAN, 0., NAN]),
@@ -170,7 +171,7 @@ def test_a_closing_action_alone_has_no_gain(tokenizer, run_script):
 def test_gains_telescope(tokenizer):
     """Whatever happens in an attempt, its gains add up to the last state's score minus the first's (random scores)."""
     rng, scores = random.Random(0), {}
-    def score(contexts, answers, opening):
+    def score(contexts, answers):
         return torch.tensor([scores.setdefault(tuple(c), rng.random()) for c in contexts])
     for _, _, attempt in random_attempts(tokenizer, 300):
         trajectory = attempt.trajectory()

@@ -120,12 +120,11 @@ def test_sampled_and_trained_log_probabilities_agree(loaded, scenario):
 def test_a_score_is_the_same_alone_and_in_a_batch(loaded):
     """Answers of several tokens, states that share prefixes: against one plain forward per state."""
     model, tokenizer = loaded
-    opening = list(rollout.encode(tokenizer, "<answer>"))
     sessions = [s for t in attempts(model, tokenizer, "subagent") for s in t.sessions][:8]
     contexts = [state for s in sessions for state in (s.before, s.after)]
-    answers = [list(rollout.encode(tokenizer, name)) for name in (rollout.NAMES * 2)[:len(contexts)]]
-    scores = infogain.answer_logprob(model, contexts, answers, opening, max_tokens=2000)
-    for context, answer, score in zip(contexts, answers, scores.tolist()):
+    answers = [rollout.answer_tokens(tokenizer, name) for name in (rollout.NAMES * 2)[:len(contexts)]]
+    scores = infogain.answer_logprob(model, contexts, answers, max_tokens=2000)
+    for context, (opening, answer), score in zip(contexts, answers, scores.tolist()):
         ids = torch.tensor([[*context, *opening, *answer]])
         logps = model(input_ids=ids).logits.log_softmax(-1)[0, -len(answer) - 1:-1].gather(1, ids[0, -len(answer):, None])
         assert score == pytest.approx(logps.mean().item(), abs=1e-4)
@@ -282,12 +281,18 @@ def line(**changes):
     (line(answer="the Gauja"), "line 2: the answer 'the Gauja' is on no page"), (line(pages={}), "line 2: the answer"),
     (line(pages=["x"]), "line 2: pages must be"), (line(pages={"x": 1}), "line 2: pages must be"), (line(question=None), "line 2: question"),
     (b'{"question": "q", "answer": "a", "pages": {"x": "a", "x": "b"}}', "line 2: 'x' is there twice"), (b"\xff\xfe", "line 2: 'utf-8'"),
-    (b"", "line 2: Expecting")])
+    (b"[" * 50_000, "line 2: nested too deeply")])
 def test_a_bad_task_is_one_line_with_its_number(tmp_path, bad, word):
     (tmp_path / "tasks.jsonl").write_bytes(line() + b"\n" + bad + b"\n" + line())
     with pytest.raises(ValueError) as error:
         rollout.read_tasks(tmp_path / "tasks.jsonl")
     assert word in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_editors_write_is_read(tmp_path):
+    """A byte order mark, blank lines between and at the end."""
+    (tmp_path / "tasks.jsonl").write_bytes(b"\xef\xbb\xbf" + line() + b"\r\n\r\n" + line() + b"\n\n")
+    assert len(rollout.read_tasks(tmp_path / "tasks.jsonl")) == 2
 
 
 def test_search_is_exact_first_then_by_words():
@@ -300,12 +305,12 @@ def test_search_is_exact_first_then_by_words():
 @pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
 def test_a_run_on_own_tasks(saved, tmp_path, capsys):
     (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(line(question=f"{GOOD['question']} ({i})") for i in range(4)) + b"\n")
-    lines = run(saved, tmp_path / "run", "--tasks", tmp_path / "tasks.jsonl")
+    lines = run(saved, tmp_path / "run", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32)
     shown = [json.loads(row) for row in (tmp_path / "run/mosaic/trajectories.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and {row["question"] for row in shown} == {f"{GOOD['question']} (3)"}       # the last one is held out
     assert json.loads((tmp_path / "run/config.json").read_text())["tasks"] == str(tmp_path / "tasks.jsonl")
-    for text, word in ((line(), "fewer than two"), (line() + b"\n" + line(pages={"x": "the Daugava " * 900}), "line 2: the question")):
+    for text, word in ((line(), "fewer than two"), (line() + b"\n" + line(pages={"x": "the Daugava " * 900}), "question 2: the question")):
         (tmp_path / "tasks.jsonl").write_bytes(text)
         with pytest.raises(SystemExit) as stop:
-            run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl")
+            run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32)
         assert stop.value.code == 2 and word in capsys.readouterr().err and not (tmp_path / "other").exists()

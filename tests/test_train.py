@@ -21,7 +21,7 @@ ARGS = settled()
 def trajectory(reward, *sessions):
     """An attempt with hand-made sessions: (kind, ids, mask, gain)."""
     made = [Session(kind, ids, mask, [0.] * len(ids), [], [], closing=len(ids), gain=gain) for kind, ids, mask, gain in sessions]
-    return Trajectory(Question("", "x", {}), made, "out of turns", "", reward)
+    return Trajectory(Question("", "x", {}), made, "answered", "", reward)
 
 
 # ---------------------------------------------------------------- loss
@@ -40,7 +40,7 @@ def test_grpo_loss_by_hand():
 def test_kl_by_hand():
     """d = ref - logp = log 2: exp(d) - d - 1 = 2 - .6931 - 1 = .3069. At d = 0 it is 0."""
     logps, ref = torch.tensor([[0., 0.]]), torch.tensor([[math.log(2), 0.]])
-    loss, _ = train.grpo_loss(logps, logps, torch.zeros(1, 2), torch.ones(1, 2).bool(), 2, ref_logps=ref, kl=.1)
+    loss, _ = train.grpo_loss(logps, logps, torch.zeros(1, 2), torch.ones(1, 2).bool(), 2, ref, kl=.1)
     assert loss.item() == pytest.approx(.1 * .3068528 / 2, abs=1e-6)
 
 
@@ -98,6 +98,18 @@ def test_credit_end_to_end_by_hand():
     sessions = [session for t in group for session in t.sessions]
     assert [s.advantages[-1] for s in sessions] == pytest.approx(sum(expected, []), abs=1e-5)
     assert [s.advantages[0] for s in sessions] == [0.] * 10      # the prompt is not the model's
+
+
+def test_to_run_out_of_turns_is_no_exploration():
+    """Three failures with 1, 3 and 11 sessions: ranks -1, 0, 1. The last one never answered: it ranks below the others, as with
+    no session at all, and where all attempts fail they are drawn to more sessions only if these end in an answer."""
+    def o(count): return [("ordinary", [1, 2], [0, 1], 0.)] * count
+    group = [trajectory(0., *o(1)), trajectory(0., *o(3)), trajectory(0., *o(11))]
+    train.credit(group, 3, usage=.3, gain_weight=0.)
+    assert [t.advantage for t in group] == pytest.approx([-.3, 0., .3])
+    group[2].stop = "out of turns"
+    train.credit(group, 3, usage=.3, gain_weight=0.)
+    assert [t.advantage for t in group] == pytest.approx([0., .3, -.3])
 
 
 def test_every_action_is_paid_for_what_came_after_it():
