@@ -250,8 +250,12 @@ def plain_core(tokenizer):
 @lru_cache(maxsize=4096)
 def encode(tokenizer, text):
     """Token ids of a text, all of them ordinary: a control token spelled out in `text` stays text."""
-    text = text.encode("utf-8", "replace").decode()         # a lone surrogate is no character that a tokenizer takes
-    return tuple(plain_core(tokenizer).encode(text, add_special_tokens=False).ids)
+    return tuple(plain_core(tokenizer).encode(sound(text), add_special_tokens=False).ids)
+
+
+def sound(text):
+    """The text with a question mark for each lone surrogate, which is no character that a tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @lru_cache(maxsize=4096)
@@ -261,7 +265,7 @@ def answer_tokens(tokenizer, answer):
     Taken from the whole action's ids, as the model would write it: a tokenizer may join the tag's last character and
     the answer's first. What closes the tag is left out.
     """
-    before = "<answer>"
+    before, answer = "<answer>", sound(answer)
     encoding = plain_core(tokenizer).encode(f"{before}{answer}</answer>", add_special_tokens=False)
     holds = [begin < len(before + answer) and end > len(before) for begin, end in encoding.offsets]
     if True not in holds:
@@ -383,7 +387,8 @@ def draw(logits, uniforms, temperature):
         tokens = logps.argmax(-1)                                                       # (B,)
     else:
         mass = logps.exp().cumsum(-1)                                                   # (B, V)
-        tokens = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]       # (B,)
+        tokens = torch.searchsorted(mass, uniforms[:, None] * mass[:, -1:], right=True)[:, 0]   # (B,)
+        tokens = tokens.clamp(max=logits.shape[1] - 1)              # where the logits are no numbers; (B,)
     return tokens, logps.gather(1, tokens[:, None])[:, 0]
 
 

@@ -429,7 +429,8 @@ def finished(folder, steps):
     """Whether a method has been trained to its last step; whatever its folder holds otherwise."""
     try:
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
-        return (folder / "model").exists() and lines[-1]["step"] == steps
+        done = [line["step"] for line in lines]             # also fails where a line is no object
+        return (folder / "model").exists() and done[-1] == steps
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT))
 import rollout  # noqa: E402
 import train    # noqa: E402
 
+train.transformers.utils.logging.disable_progress_bar()      # as train.main does
+
 
 @pytest.fixture(scope="session")
 def tokenizer():

@@ -349,7 +349,7 @@ def test_a_cache_that_cannot_be_written_is_noticed_before_the_warm_start(tmp_pat
 
 
 def test_ctrl_c_before_anything_was_saved_says_so(tmp_path, monkeypatch):
-    def press(*_):
+    def press(*_, **__):
         raise KeyboardInterrupt
     monkeypatch.setattr(train, "warm_start", press)
     with pytest.raises(SystemExit) as stop:

@@ -74,7 +74,7 @@ def test_eager_attention_is_read_plainly(bpe, folder, capsys):
 def test_keys_and_values_of_different_sizes_are_read_plainly(capsys):
     config = DeepseekV3Config(vocab_size=64, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
                               num_attention_heads=2, num_key_value_heads=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
-                              topk_group=1, first_k_dense_replace=2, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=8,
+                              topk_group=1, first_k_dense_replace=2, kv_lora_rank=12, q_lora_rank=8, qk_rope_head_dim=8,
                               qk_nope_head_dim=8, v_head_dim=12, n_shared_experts=1)
     model = small(DeepseekV3ForCausalLM, config)
     train.check_model(model)
