@@ -1,15 +1,15 @@
 """Information gain: how much more probable a session made the correct answer, in the policy's own eyes.
 
-    score(context) = mean log-probability per token of the gold answer after the context and an opening answer
-    tag gain(session)  = score(state after) - score(state before)
+    score(context) = mean log-probability per token of the gold answer after the context and an answer tag
+    gain(session)  = score(state after) - score(state before)
 
 A state is a context at which the agent is about to act, so a session's *after* lies just before its closing
 action: what an answer, a fork or a compaction says is no part of what was learned. One session's after is the
 next one's before, hence the gains of an attempt telescope to the last state's score minus the first's.
 
 First what is scored (`score_sessions`), then how (`answer_logprob`), last how it is computed fast: rows that
-begin alike are joined into trees, in which what they have in common stands once. The update uses the same
-trees. """
+begin alike are joined into trees, in which what they share stands once. The update uses the same trees.
+"""
 from os.path import commonprefix
 
 import torch
@@ -20,11 +20,11 @@ from rollout import answer_tokens, keeps_keys, pad
 def score_sessions(trajectories, tokenizer, score, score_at_start):
     """Fill in `scores` and `gain` of every session of some trajectories (design, section 3.3).
 
-    score, score_at_start: functions (contexts, answers) -> (N,), such as `answer_logprob` of the policy and of the one
-    that training started from. No score is below the floor, what the starting policy says of the question alone:
-    nobody knows less than that. An attempt that ends without an answer ends at the floor: nothing that it learned was
-    of use, so its gains add up to nothing. A session that is a closing action and nothing else (an answer, a fork, a
-    compaction asked for at once) has no gain: nan.
+    score, score_at_start: functions (contexts, answers) -> (N,), such as `answer_logprob` of the policy and
+    of the one that training started from. No score is below the floor, what the starting policy says of the
+    question alone: nobody knows less than that. An attempt that ends without an answer ends at the floor:
+    nothing that it learned was of use, so its gains add up to nothing. A session that is a closing action and
+    nothing else (an answer, a fork, a compaction asked for at once) has no gain: nan.
     """
     answers = [answer_tokens(tokenizer, t.question.answer) for t in trajectories]
     floors = score_at_start([t.sessions[0].before for t in trajectories], answers)      # (trajectories,)
@@ -48,9 +48,10 @@ def score_sessions(trajectories, tokenizer, score, score_at_start):
 def answer_logprob(model, contexts, answers, max_tokens=2048):
     """score: mean log-probability per answer token, teacher-forced after each context (design, section 3.3).
 
-    contexts: N lists of token ids; answers: N pairs (opening, answer) of ids, the opening, such as an answer tag, put
-    between context and answer and not scored. None of the two may be empty (ValueError). Each distinct pair of context
-    and answer is scored once, shared prefixes are computed once. Returns (N,) float32, raw (not floored).
+    contexts: N lists of token ids; answers: N pairs (opening, answer) of ids, the opening, such as an answer
+    tag, put between context and answer and not scored. None of the two may be empty (ValueError). Each
+    distinct pair of context and answer is scored once, shared prefixes are computed once. Returns (N,)
+    float32, raw (not floored).
     """
     if not all(opening and answer for opening, answer in answers):
         raise ValueError("an answer without tokens, or without a tag before it, cannot be scored")
@@ -73,7 +74,8 @@ def token_logprobs(model, ids, mask, temperature=1., place=None, until=None):
 
     ids: (S, T) int, padded on the right. mask: (S, T) bool, False in the first column. Logits are computed
     for masked tokens only, their log-softmax in float32. place, until: (S, T), where rows are trees of
-    `join_rows`. Returns (S, T) float32, 0 where mask is False. """
+    `join_rows`. Returns (S, T) float32, 0 where mask is False.
+    """
     inputs = {}
     if until is not None:
         column = torch.arange(ids.shape[1], device=ids.device)                                  # (T,)
@@ -93,7 +95,8 @@ def batches(rows, max_tokens, branch, dtypes=(torch.long, torch.long)):
     """Rows as micro-batches of at most `max_tokens` padded tokens: tensors (S, T), one per list of a row.
 
     rows, branch: as in `join_rows`, which joins them first. dtypes: of a row's lists. Where rows may branch,
-    the last two tensors of a batch are `place` and `until`. """
+    the last two tensors of a batch are `place` and `until`.
+    """
     joined = join_rows(rows, min(max_tokens, 2 * max(len(row[0]) for row in rows)), branch)
     for batch in micro_batches([len(row[0]) for row in joined], max_tokens):
         lists = zip(*(joined[i] for i in batch))
@@ -102,8 +105,7 @@ def batches(rows, max_tokens, branch, dtypes=(torch.long, torch.long)):
 
 
 def micro_batches(lengths, max_tokens):
-    """Split rows into lists of row numbers, longest first, so that each list pads to at most `max_tokens`
-    tokens."""
+    """Lists of row numbers, longest rows first, each of which pads to at most `max_tokens` tokens."""
     lists = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         if lists and lengths[lists[-1][0]] * (len(lists[-1]) + 1) <= max_tokens:
@@ -114,8 +116,7 @@ def micro_batches(lengths, max_tokens):
 
 
 def join_rows(rows, most, branch):
-    """Join rows that begin alike into trees, in which what they have in common stands once, to be computed
-    once.
+    """Join rows that begin alike into trees, in which what they share stands once, to be computed once.
 
     rows: each a list of equally long lists; the first holds its ids, the second a mask, not 0 where a token's
     log-probability is wanted. A row may share what stands before its first such token, less the token that
@@ -124,7 +125,8 @@ def join_rows(rows, most, branch):
     continues another one's end. Returns rows with two more lists if trees may branch: `place`, the position
     that a token has in its row, and `until`, where in the tree the tokens end that come after it in some row.
     As rows are joined in the order of their ids, these stand together: token i sees token j where j <= i <
-    until[j]. """
+    until[j].
+    """
     trees, path, previous = [], [], []  # path: where the tokens of the previous row stand in the tree
     for row in sorted(rows, key=lambda row: row[0]):
         ids, mask = row[:2]

@@ -1,14 +1,12 @@
-"""Mosaic's hierarchical advantage: one number per sampled token, from rewards, session counts and information
-gains.
+"""Mosaic's hierarchical advantage: one number per sampled token, from rewards, session counts and gains.
 
-An attempt at a question (a trajectory) may span several sessions. GRPO gives all its tokens the same
-advantage: how much better the attempt did than the other attempts of its group. Mosaic refines that number
-twice:
+An attempt at a question (a trajectory) may span several sessions. GRPO gives all its tokens the same number,
+how much better the attempt did than the others of its group. Mosaic refines that number twice:
 
-1. Trajectory level. Among attempts with the same outcome, compare how many sessions each one used:
-   successes with few sessions gain, failures that explored with many sessions are punished less.
-2. Session level. Add to each session its information gain about the correct answer (see infogain.py), so that
-   a session that found something is preferred over one that did not, whatever became of the attempt.
+1. Trajectory level. Among attempts with the same outcome, compare how many sessions each one used: successes
+   with few sessions gain, and so do failures that explored with many.
+2. Session level. Add to each action the information gain about the correct answer that came of it (see
+   infogain.py), so that what found something is preferred over what did not, whatever became of the attempt.
 
 Everything here is a pure function of tensors; there is no model, tokenizer or file in this module. Equation
 numbers are those of the README. `python figures/walk.py` puts one group through all of them, step by step.
@@ -47,8 +45,7 @@ def centered_rank(counts):
 
 
 def trajectory_advantage(rewards, counts, usage):
-    """The advantage with the usage signal, equation (3): A' = A - usage * rank for successes, A + usage *
-    rank for failures.
+    """The advantage with the usage signal, equation (3): A - usage * rank, and A + usage * rank for failures.
 
     The rank is among the attempts of the same outcome: successes are drawn to fewer sessions, failures to
     more, even where a whole group succeeds or fails and A = 0. Both sum to zero, so the group's advantages
@@ -70,8 +67,7 @@ def trajectory_advantage(rewards, counts, usage):
 
 
 def normalize_by_kind(gains, kinds, clip=3., noise=.1):
-    """Per kind of session: over the root mean square of the kind's gains, clipped to [-clip, clip], equation
-    (4).
+    """Gains over the root mean square of their kind's gains, clipped to [-clip, clip], equation (4).
 
     gains: (N,) float, in nats, the sessions of one step; nan for a session without a gain, which stays out.
     kinds: N strings. The mean is not subtracted: a session that learns nothing counts 0, and later sessions,

@@ -1,20 +1,19 @@
-"""Sessions: an agent with a small context window searches, compacts its context, forks subagents, and
-answers.
+"""Sessions: an agent with a small context window searches, compacts its context, forks subagents, answers.
 
 One attempt at a question is a *trajectory*. It is recorded as a flat log of fragments of token ids: what the
 harness showed and what the model wrote. `segment` cuts the log into *sessions*, the unit that Mosaic credits:
 
-    ordinary     the main agent in one context, cut at a compaction, at a fork, at the end compaction   the
-    agent sees its whole context and writes a summary; the next session starts from that alone subagent     a
-    fresh context with a delegated sub-question; only its report reaches the parent
+    ordinary     the main agent in one context, cut at a compaction, at a fork, at the end
+    compaction   the agent sees its whole context and writes a summary; the next session starts from that
+    subagent     a fresh context with a delegated sub-question; only its report reaches the parent
 
     question   page     page    compaction         summary   page
     |--ordinary: search, search--|--compaction--|  |--ordinary: search, answer--|
 
 Text becomes tokens at the edges only: each fragment is encoded once, on its own, and what the model wrote is
 kept as the ids that it sampled. In this order: records, harness, `segment`, text and tokens, sampling many
-attempts side by side; last the toy search task, its wording, its tokenizer and the teacher that demonstrates
-it. """
+attempts side by side; last the toy search task, its wording, its tokenizer, the teacher that demonstrates it.
+"""
 import json
 import math
 import random
@@ -58,8 +57,7 @@ class Question:
 
 @dataclass
 class Session:
-    """One stretch of model calls in one context (design, section 3.1). The lists of tokens are as long as
-    `ids`."""
+    """One stretch of model calls in one context. The lists of tokens are as long as `ids`."""
     kind: str                   # one of KINDS; this and what follows is filled in by `segment`
     ids: list                   # every token the model saw and wrote, as sampled
     mask: list                  # 1 where the model wrote the token in this session
@@ -94,14 +92,14 @@ TRANSITIONS = {"compact": ("compaction", "its own"), "summary": ("ordinary", "no
 
 
 class Attempt:
-    """One attempt as it goes on: the agent must `act` in `context`, as the `kind` of session says, until
-    `stop` is set.
+    """One attempt as it goes on: the agent must `act` in `context`, until `stop` is set.
 
     context: all token ids that the model is to see. log: a list of (event, ids, logps): `open` the first
     context, `act` what the model wrote, `observe` a page or an error, then what TRANSITIONS lists: `compact`
     the request for a summary, `summary` the context that it opens, `fork` a subagent's context, `report` its
     report in the parent's context; at the end `stop` with the reason in place of ids. ValueError: the
-    question does not fit the window. """
+    question does not fit the window.
+    """
 
     def __init__(self, question, task, tokenizer):
         self.question, self.task, self.tokenizer = question, task, tokenizer
@@ -114,8 +112,7 @@ class Attempt:
         self.log = [("open", self.context, [])]
 
     def act(self, ids, logps):
-        """Take the action that the model wrote, ids with their log-probabilities, and show what comes of
-        it."""
+        """Take the action that the model wrote, ids and log-probabilities, and show what comes of it."""
         self.log.append(("act", ids, logps))
         self.turns += 1
         written = self.context + ids
@@ -179,7 +176,7 @@ def space(task, tokenizer):
 
 
 def least_window(question, task, tokenizer):
-    """The window in which an attempt can see any one page of a question, also after a summary, and in a subagent."""
+    """The window in which any page of a question can be seen, after a summary and in a subagent, too."""
     def needs(example, *texts):
         shown = len(preamble(tokenizer, task.says[example])) + len(message(tokenizer, texts[0]))
         return shown + sum(len(encode(tokenizer, text)) for text in texts[1:])
@@ -191,8 +188,7 @@ def least_window(question, task, tokenizer):
 
 
 def search(pages, query):
-    """The page of exactly this query, else of the one that shares most words with it; "" if none shares
-    any."""
+    """The page of exactly this query, else of the one that shares most words with it; "" if none does."""
     def common(title):
         return len(set(re.findall(r"\w+", title.lower())) & set(re.findall(r"\w+", query.lower())))
     best = query if query in pages else max(pages, key=common, default="")
@@ -206,7 +202,8 @@ def segment(log):
 
     A session that continues a context holds all of it, with mask 0 on what earlier sessions wrote, so that
     every sampled token has mask 1 in exactly one session. One session's state after is the next one's state
-    before. """
+    before.
+    """
     sessions, parent = [], None
 
     def begin(kind, ids, before):
@@ -260,10 +257,10 @@ def sound(text):
 
 @lru_cache(maxsize=4096)
 def answer_tokens(tokenizer, answer):
-    """The action that answers, as (opening, answer): ids before those that hold the answer's characters, and these.
+    """The answering action, as (opening, answer): the answer's are the ids that hold its characters.
 
-    Taken from the whole action's ids, as the model would write it: a tokenizer may join the tag's last character and
-    the answer's first. What closes the tag is left out.
+    Taken from the whole action's ids, as the model would write it: a tokenizer may join the tag's last
+    character and the answer's first. What closes the tag is left out.
     """
     before, answer = "<answer>", sound(answer)
     encoding = plain_core(tokenizer).encode(f"{before}{answer}</answer>", add_special_tokens=False)
@@ -282,7 +279,7 @@ def control(tokenizer):
 
 @lru_cache
 def header(tokenizer):
-    """The ids that open the agent's message. With thinking off, some chat templates put an empty thought there."""
+    """The ids that open the agent's message. With thinking off, some templates put an empty thought there."""
     opening = "assistant\n"
     try:
         chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False,
@@ -301,16 +298,14 @@ def spoken(tokenizer, who, text):
 
 @lru_cache
 def preamble(tokenizer, texts):
-    """The ids that contexts open with: a system text and the messages of an example; none where there are no
-    texts."""
+    """The ids that contexts open with: a system text and the messages of an example, if there are any."""
     user, agent = encode(tokenizer, "user\n"), header(tokenizer)
     roles = [encode(tokenizer, "system\n"), *[user, agent] * len(texts)]
     return [token for who, text in zip(roles, texts) for token in spoken(tokenizer, who, text)]
 
 
 def message(tokenizer, text):
-    """The ids that show a text to the agent and let it act: the user's message and the head of the agent's
-    own."""
+    """The ids that show a text to the agent and let it act: a user's message, the head of its own."""
     return [*spoken(tokenizer, encode(tokenizer, "user\n"), text), control(tokenizer)[0], *header(tokenizer)]
 
 
@@ -323,8 +318,7 @@ def reply(tokenizer, context, text):
 
 @lru_cache(maxsize=4096)
 def read_action(tokenizer, ids):
-    """The (tag, body) of a turn, a tuple of ids: free text, then exactly one action tag. Anything else is
-    ("", "")."""
+    """(tag, body) of a turn, a tuple of ids: free text, then exactly one action tag. Else it is ("", "")."""
     match = ACTION.fullmatch(tokenizer.decode(ids[:-1])) if ids[-1] == control(tokenizer)[1] else None
     return ("", "") if match is None else (match[2] or "compact", " ".join((match[3] or "").split()))
 
@@ -332,11 +326,11 @@ def read_action(tokenizer, ids):
 # ---------------------------------------------------------------- sampling
 
 def sample_attempts(model, tokenizer, questions, task, uniforms, temperature=1.):
-    """Attempt every question (repeat it for a group), all attempts side by side. Returns a list of
-    Trajectory.
+    """Attempt every question (repeat it for a group), side by side. Returns a list of Trajectory.
 
     uniforms: (B, turns, limit) in [0, 1), one number per token that an attempt may sample, so that what it
-    samples does not depend on the other attempts. """
+    samples does not depend on the other attempts.
+    """
     attempts = [Attempt(question, task, tokenizer) for question in questions]
     play(model, tokenizer, attempts, task, uniforms, temperature)
     return [attempt.trajectory() for attempt in attempts]
@@ -347,7 +341,8 @@ def play(model, tokenizer, attempts, task, uniforms, temperature):
     """Let the model act in all attempts, wherever they are, until each has stopped.
 
     One that has finished its action waits with its next context until half of the others have, so that
-    contexts are read together, and tokens written together. """
+    contexts are read together, and tokens written together.
+    """
     B, uniforms, stop = len(attempts), uniforms.tolist(), control(tokenizer)[1]
     keyed, head = keeps_keys(model), model.get_output_embeddings()
     ids, logps = [[] for _ in attempts], [[] for _ in attempts]  # the action that each attempt is writing
@@ -393,12 +388,12 @@ def draw(logits, uniforms, temperature):
 
 
 class SlotCache:
-    """Keys and values of many contexts, each in a slot of its own, so that no token of a context is computed
-    twice.
+    """Keys and values of many contexts, each in a slot of its own: no token is computed twice.
 
     Position p of a slot holds the key of token p of that slot's context. A query at position p sees positions
     0..p of its own slot only; what lies beyond (padding, an abandoned context) is overwritten before it can
-    be seen. """
+    be seen.
+    """
 
     def __init__(self, slots, window):
         self.window, self.layers = window, {}
@@ -435,16 +430,14 @@ class SlotCache:
         return hidden[[place[row] for row in leader], last]  # (B, H)
 
     def copy(self, origin, to, begin):
-        """Give slots the keys and values of others, from a position on; before it they hold the same
-        already."""
+        """Give slots the keys and values of others, from a position on; before it they hold the same."""
         origin, to = pad([origin, to]).to(self.slots.device)  # (B - D,) each
         for store in self.layers.values():
             new = store[:, :, begin:self.reach]  # (slots, 2 heads, new, D)
             new.index_copy_(0, to, new.index_select(0, origin))
 
     def update(self, keys, values, layer, **_):
-        """What an attention layer of transformers calls: stores keys and values (B, heads, N, D), returns all
-        so far."""
+        """What an attention layer calls: stores keys and values (B, heads, N, D), returns all so far."""
         new = torch.cat([keys, values], 1)                                              # (B, 2 heads, N, D)
         if layer not in self.layers:
             self.layers[layer] = new.new_zeros(len(self.held), new.shape[1], self.window + 1, new.shape[3])
@@ -454,9 +447,11 @@ class SlotCache:
 
 
 class TurnCache:
-    """The same for models with layers that keep no keys but a running state (linear attention), which cannot
-    be kept in slots or cut back to a prefix: every turn reads its whole contexts anew, padded on the left,
-    and all its rows go on until the last one has ended."""
+    """The same for layers that keep no keys but a running state, which cannot be cut back to a prefix.
+
+    Every turn reads its whole contexts anew, padded on the left, and all its rows go on until the last one
+    has ended.
+    """
 
     def __init__(self):
         self.held = {}                                      # slot -> its context, in the order of the rows
@@ -479,12 +474,13 @@ class TurnCache:
 
 
 def keeps_keys(model):
-    """Whether every layer attends to the keys of all tokens, so that contexts can be kept in slots and read as trees.
+    """Whether all layers attend to the keys of all tokens, so that slots and trees compute the right thing.
 
     `train.check_model` tries it, and says where it is not so although the configuration promises it.
     """
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    slides = getattr(model.config, "sliding_window", None) and getattr(model.config, "use_sliding_window", True)
+    config = vars(model.config)
+    kinds = set(config.get("layer_types") or ["full_attention"])
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
     return kinds == {"full_attention"} and not slides and not getattr(model, "reads_plainly", False)
 
 
@@ -517,7 +513,8 @@ def make_question(rng, wording="{}", clues=None, page=6):
 
     wording: how the clues are put into a question. clues: how many, by default two, three or four. Each page
     of `page` names holds the answer, as many decoys as there is room for, each of whom is on all pages but
-    one, and others. So of three pages, one leaves 6 names and two leave 3. """
+    one, and others. So of three pages, one leaves 6 names and two leave 3.
+    """
     clues = clues or rng.choice((2, 3, 4))
     words = [rng.choice(TOPICS[topic].split()) for topic in rng.sample(sorted(TOPICS), clues)]
     answer, *others = rng.sample(NAMES, len(NAMES))
@@ -571,7 +568,7 @@ def unique(pairs):
     return dict(pairs)
 
 
-# What the harness says to the tiny model, in single words without instructions, and to one that knows language.
+# What the harness says to the tiny model, in single words without instructions, and to others.
 TERSE = {"question": "{}", "nothing": "nothing found", "error": "error", "full": "window full",
          "compact": "<compact/>", "compaction": (), "subagent": (), "fork": ()}
 REQUEST = "Your window is full. Reply with <summary>clues done : names left</summary>"
@@ -609,8 +606,7 @@ SIGNALS = [says[key] for says in (TERSE, PLAIN) for key in ("nothing", "error", 
 
 
 def tiny_tokenizer():
-    """A word-level tokenizer for the toy world: every name, clue and tag is one token, white space is
-    none."""
+    """A word-level tokenizer for the toy world: every name, clue and tag is one token, a space is none."""
     tags = [f"<{slash}{tag}>" for tag in TAGS.split("|") for slash in ("", "/")]
     words = ["<unk>", "user", "assistant", ":", *" ".join(SIGNALS[:4]).split(), *tags, *NAMES, *CLUES]
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
@@ -631,8 +627,8 @@ class Habits(NamedTuple):
     blind: float        # ... having seen nothing
 
 
-# Demonstrations are careful at first, so that the tiny model learns to read, and end with one of these sets of
-# habits, which it then has: habits are learned last, and unlearned first.
+# Demonstrations are careful at first, so that the tiny model learns to read, and end with one of these sets
+# of habits, which it then has: habits are learned last and unlearned first.
 CAREFUL = Habits(forget=.03, idle=.05, repeat=.02, guess=.03, blind=.02)
 HABITS = {"careless": Habits(forget=.1, idle=.4, repeat=.1, guess=.7, blind=.5),
           "hesitant": Habits(forget=.1, idle=.6, repeat=.5, guess=.1, blind=.05),
@@ -646,8 +642,7 @@ def inside(tag, text):
 
 
 def read(text):
-    """What a careful reader knows from a context's text: (opening, last) messages, clues done, names left,
-    pages seen.
+    """What a careful reader knows of a context: (opening, last) messages, clues done, names left, pages.
 
     Names left are those on every page, report and summary so far; None while there was none.
     """
@@ -667,8 +662,7 @@ def read(text):
 
 
 def teacher(text, task, rng, habits):
-    """An imperfect agent's next action, read off its context's text; demonstrations of it warm up the tiny
-    model."""
+    """An imperfect agent's next action, read off its context's text; its demonstrations warm up the model."""
     (opening, last), done, left, pages = read(text)
     if last == task.says["compact"]:
         kept = [name for name in left or [] if rng.random() > habits.forget]

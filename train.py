@@ -1,16 +1,14 @@
 """The GRPO update: sample groups of attempts, credit every token, take one clipped policy-gradient step.
-Repeat.
 
-    python train.py                                             # the main job: broadcast and Mosaic, side by
-    side python train.py --scenario subagent --method mosaic         # one method, the other scenario python
-    train.py --model runs/compaction/mosaic/model --method mosaic --out runs/longer      # go on from a saved
-    model
+    python train.py                                             # the main job: broadcast and Mosaic
+    python train.py --scenario subagent --method mosaic         # one method, the other scenario
+    python train.py --model runs/compaction/mosaic/model --out runs/longer      # go on from a saved model
 
 One step: `collect` samples attempts and measures what each session gained; `credit` turns rewards, session
 counts and gains into one advantage per token; `update` takes the step on `grpo_loss`. The four methods are
-one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them,
-`mosaic` both. That is the whole method, and the first half of this file. Then: checkpoints, models, the
-command line. """
+one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, `mosaic`
+both. That is the whole method, and the first half of this file. Then: checkpoints, models, the command line.
+"""
 import argparse
 import copy
 import hashlib
@@ -43,9 +41,9 @@ from figures.report import (agreement, cost, files_of, gains_by_case, mean, note
                             write_trajectories)
 from infogain import answer_logprob, batches, score_sessions, token_logprobs
 from mosaic import normalize_by_kind, session_advantage, trajectory_advantage
-from rollout import (CAREFUL, HABITS, PLAIN, PLAIN_WINDOWS, WINDOWS, Task, control, demonstrate, encode,
-                     keeps_keys, least_window, make_question, read_action, read_tasks, sample_attempts, SlotCache,
-                     TurnCache, tiny_tokenizer)
+from rollout import (CAREFUL, HABITS, PLAIN, PLAIN_WINDOWS, WINDOWS, SlotCache, Task, TurnCache, control,
+                     demonstrate, encode, keeps_keys, least_window, make_question, read_action, read_tasks,
+                     sample_attempts, tiny_tokenizer)
 
 METHODS = ("broadcast", "usage", "gain", "mosaic")
 
@@ -63,8 +61,7 @@ class Run:
 # ---------------------------------------------------------------- one step: sample, score, credit, update
 
 def collect(model, run, questions, *purpose):
-    """Attempt every question `group_size` times and score the sessions. Returns (trajectories, costs by
-    phase).
+    """Attempt every question `group_size` times, score the sessions. Returns (trajectories, costs by phase).
 
     purpose: what the samples are for, such as "rollout" and the step; with the run's seed, it seeds them.
     """
@@ -78,8 +75,7 @@ def collect(model, run, questions, *purpose):
 
 
 def sample(model, run, questions, temperature, *purpose):
-    """`sample_attempts`, so many at a time as fit into memory. What an attempt samples does not depend on the
-    others."""
+    """`sample_attempts`, so many at a time as fit into memory; attempts do not depend on each other."""
     numbers, most = uniforms(len(questions), run.task, run.args.seed, *purpose), run.args.batch_attempts
     parts = [slice(i, i + most) for i in range(0, len(questions), most)]
     return [trajectory for part in parts for trajectory in sample_attempts(
@@ -90,7 +86,8 @@ def credit(trajectories, group_size, usage, gain_weight):
     """From rewards, session counts and gains to advantages: equations (1) to (5).
 
     Fills in `advantage` of every attempt, group by group, `normalized_gain` and `advantages` of all sessions
-    of the step. """
+    of the step.
+    """
     for i in range(0, len(trajectories), group_size):
         group = trajectories[i:i + group_size]
         rewards = torch.tensor([t.reward for t in group])                                   # (G,)
@@ -123,14 +120,14 @@ def credit_tokens(session, following, advantage, gain_weight):
 
 
 def grpo_loss(logps, old_logps, advantages, mask, denominator, ref_logps=None, kl=0., low=.2, high=.28):
-    """The clipped surrogate, equation (6): -sum over the model's tokens of min(ratio A, clip(ratio) A), over
-    denominator.
+    """The clipped surrogate, equation (6): -sum of min(ratio A, clip(ratio) A) over the denominator.
 
     logps, old_logps, advantages: (S, T); mask: (S, T) bool. denominator: the number of the model's tokens of
     the WHOLE step, so that the loss summed over micro-batches does not depend on how the step is split.
     ref_logps: (S, T), adds kl times the unbiased estimate exp(d) - d - 1 of the divergence from the
     reference, d = ref_logps - logps. Returns (loss, log_ratio): a scalar, and (S, T) without gradient for the
-    statistics. """
+    statistics.
+    """
     log_ratio = torch.where(mask, logps - old_logps, 0.)                                    # (S, T)
     ratio = log_ratio.exp()
     surrogate = torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
@@ -172,8 +169,9 @@ def descend(model, optimizer, rows, dtypes, max_tokens, loss):
     """One optimizer step on rows of lists, in micro-batches of at most `max_tokens` padded tokens.
 
     rows, dtypes: see `infogain.batches`. loss: a function of a micro-batch's (S, T) tensors -> a scalar; the
-    micro- batches' losses add up, and their gradients in float32, whatever the model's precision. Returns
-    (loss, gradient norm); where one of them is not finite, nothing changes and both are None. """
+    micro-batches' losses add up, and their gradients in float32, whatever the model's precision. Returns
+    (loss, gradient norm); where one of them is not finite, nothing changes and both are None.
+    """
     total = 0.
     optimizer.zero_grad()
     for batch in batches(rows, max_tokens, keeps_keys(model), dtypes):
@@ -197,7 +195,8 @@ def backward(model, loss, batch):
     """The loss of one micro-batch, its gradient added to the parameters'.
 
     Layers alone are in training mode meanwhile, which switches gradient checkpointing where it is enabled,
-    and no dropout, as this sits in modules below them. """
+    and no dropout, as this sits in modules below them.
+    """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     try:
         for layer in layers:
@@ -211,8 +210,7 @@ def backward(model, loss, batch):
 
 
 def adamw(model, lr):
-    """AdamW on float32 copies of the parameters: in bfloat16, steps as small as reinforcement's would be
-    rounded away.
+    """AdamW on float32 copies of the parameters: in bfloat16, small steps would be rounded away.
 
     The copies of a float32 model are its parameters' own memory.
     """
@@ -228,9 +226,8 @@ def masters(optimizer):
 # ---------------------------------------------------------------- the training loop
 
 def train(method, run, folder):
-    """Train a copy of the starting policy with one method, in its folder, from the last checkpoint if there
-    is one."""
-    args = run.args                     # the four methods: which of Mosaic's two signals each one has
+    """Train a copy of the starting policy in the method's folder, from its last checkpoint if any."""
+    args = run.args
     weights = args.usage * (method in ("usage", "mosaic")), args.gain_weight * (method in ("gain", "mosaic"))
     run.start.requires_grad_(False)
     model = copy.deepcopy(run.start).requires_grad_(True)
@@ -256,7 +253,7 @@ def train(method, run, folder):
         if not last and ((step + 1) % args.save_every == 0 or interrupted or skipped == 3):
             checkpoint(folder, model, run.tokenizer, optimizer, step + 1)
         if skipped == 3:
-            sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and, in offending.pt, the "
+            sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and offending.pt the "
                      "sessions of the last one")
         if interrupted and not last:
             sys.exit(f"stopped after step {step}, with a checkpoint; {how_to_go_on(args)}")
@@ -271,8 +268,7 @@ def how_to_go_on(args):
 
 
 def one_step(model, optimizer, run, weights, folder, step):
-    """One training step; returns its metrics. A step that is not finite leaves its sessions in
-    offending.pt."""
+    """One training step; returns its metrics. One that is not finite leaves its sessions in offending.pt."""
     trajectories, costs = collect(model, run, draw_questions(run, step), "rollout", step)
     begin = time.perf_counter()
     credit(trajectories, run.args.group_size, *weights)
@@ -283,8 +279,7 @@ def one_step(model, optimizer, run, weights, folder, step):
 
 
 def evaluate(model, run, weights, folder, step):
-    """Metrics on held-out questions, the same at every call, sampled and greedy; one group is written out in
-    full."""
+    """Metrics on held-out questions, the same every time; one group is written out in full."""
     questions, begin = held_out_questions(run), time.perf_counter()
     sampled, _ = collect(model, run, questions, "evaluation")
     greedy = sample(model, run, questions, 0, "greedy")
@@ -316,21 +311,18 @@ def held_out_questions(run):
 
 
 def seeded(*purpose):
-    """A random generator for one purpose, such as (seed, "questions", step): the same purpose, the same
-    numbers."""
+    """A random generator for one purpose, such as (seed, "questions", step)."""
     return random.Random(" ".join(map(str, purpose)))
 
 
 def uniforms(attempts, task, *purpose):
-    """The (attempts, turns, limit) uniform numbers that some attempts sample with, from a generator of their
-    own."""
+    """The uniform numbers that some attempts sample with, (attempts, turns, limit)."""
     generator = torch.Generator().manual_seed(seeded(*purpose).getrandbits(63))
     return torch.rand(attempts, task.turns, task.limit, generator=generator)
 
 
 def within_memory(args, work):
-    """work(); whenever memory does not suffice, again in half as large batches. All is seeded: the result is
-    the same."""
+    """work(), again in half as large batches if memory does not suffice: all is seeded, nothing changes."""
     while True:
         try:
             return work()
@@ -365,7 +357,8 @@ def save(folder, model, tokenizer, weights=None, state=None):
 
     weights: of its parameters, if others than its own; state: of the training, beside it. All goes to a
     hidden folder first, which takes its name when it is whole and on the disk: a kill, a full disk or a
-    second run at the same time never leaves half a folder. """
+    second run at the same time never leaves half a folder.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     hidden = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     whole = hidden / folder.name
@@ -390,8 +383,7 @@ def save(folder, model, tokenizer, weights=None, state=None):
 
 
 def checkpoint(folder, model, tokenizer, optimizer, step):
-    """Save the state before a step, float32 weights and the lengths of the logs included; keep the one before
-    it."""
+    """Save the state before a step, with the lengths of the logs; keep the checkpoint before it."""
     lengths = {name: (folder / name).stat().st_size for name in LOGS}
     state = {"step": step, "lengths": lengths, "optimizer": optimizer.state_dict()}
     save(folder / "checkpoint-new", model, tokenizer, masters(optimizer), state)
@@ -402,8 +394,7 @@ def checkpoint(folder, model, tokenizer, optimizer, step):
 
 
 def resume(folder, model, optimizer):
-    """Load the newest sound checkpoint, cut the logs back to what they were then, return its step; 0 without
-    one.
+    """Load the newest sound checkpoint and cut the logs back to it; returns its step, 0 without one.
 
     All that is random is seeded by its purpose and step, so this is the whole state.
     """
@@ -453,21 +444,20 @@ def load(path, model, optimizer):
 # ---------------------------------------------------------------- models
 
 def tiny_model(tokenizer, seed):
-    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs (design, section
-    5)."""
+    """A Qwen3 of 0.1 million parameters with random weights; as large as the toy task needs."""
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, initializer_range=.1,
-        max_position_embeddings=1024, rope_parameters={"rope_type": "default", "rope_theta": 1000.}, bos_token_id=None,
-        eos_token_id=control(tokenizer)[1], pad_token_id=tokenizer.pad_token_id)
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
+        initializer_range=.1, rope_parameters={"rope_type": "default", "rope_theta": 1000.},
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=control(tokenizer)[1],
+        pad_token_id=tokenizer.pad_token_id)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(seed, "weights").getrandbits(63))
         return Qwen3ForCausalLM(config).eval()      # no dropout, in training as in sampling
 
 
 def warm_start(model, task, tokenizer, args, attempts, lr):
-    """Supervised training on demonstrations by the imperfect teacher, so that there is something to
-    reinforce.
+    """Supervised training on the imperfect teacher's demonstrations: something to reinforce.
 
     Three quarters of them are careful, the last quarter has the habits that reinforcement then has to change.
     """
@@ -476,7 +466,7 @@ def warm_start(model, task, tokenizer, args, attempts, lr):
     bar = tqdm(range(steps), f"warm start ({args.scenario})", mininterval=1)
     for step in bar:
         habits = CAREFUL if step < .75 * steps else HABITS[args.habits]
-        clues = 2 if step < .2 * steps else None        # to compare two pages is learned first, and soonest alone
+        clues = 2 if step < .2 * steps else None  # to compare two pages is learned first, and soonest alone
         questions = [make_question(rng, task.says["question"], clues) for _ in range(attempts)]
         shown = [demonstrate(question, task, tokenizer, rng, habits) for question in questions]
         rows = [up_to_last_sampled(s.ids, s.mask) for t in shown for s in t.sessions]
@@ -488,8 +478,7 @@ def warm_start(model, task, tokenizer, args, attempts, lr):
 
 
 def warm_tiny_model(task, args):
-    """The warmed-up tiny model, from the cache folder if it was built before by the same code and
-    libraries."""
+    """The warmed-up tiny model, from the cache if the same code and libraries have built it before."""
     parts = (rollout, infogain, tiny_model, warm_start, up_to_last_sampled, descend, backward, adamw, masters,
              seeded)
     settings = [task, args.habits, args.seed, args.warm_start, torch.__version__, transformers.__version__]
@@ -507,7 +496,7 @@ def warm_tiny_model(task, args):
 
 
 def load_tokenizer(args):
-    """The model's tokenizer. Here and in the next two functions, bad input ends the run before anything is written."""
+    """The model's tokenizer. Here and below, bad input ends the run before anything is written."""
     if args.model == "tiny":
         return tiny_tokenizer()
     with refusing(f"--model {args.model} is no causal language model with a ChatML tokenizer"):
@@ -522,8 +511,8 @@ def load_tasks(args, task, tokenizer):
     question = make_question(seeded("the longest"), task.says["question"], clues=4)
     need = least_window(question, task, tokenizer)
     if not args.tasks and need > task.window:
-        fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} tokens and a page; "
-             f"use --window {need} or more")
+        fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} tokens and "
+             f"a page; use --window {need} or more")
     if not args.tasks:
         return []
     if not task.plain:
@@ -545,14 +534,14 @@ def check_question(question, where, task, tokenizer):
     """ValueError where no attempt could see a page of the question, or no action give its answer."""
     need = least_window(question, task, tokenizer)
     if need > task.window:
-        raise ValueError(f"{where}: the question, a summary or fork, a search and its longest page may take {need} "
-                         f"tokens; shorten the page or use --window {need} or more")
+        raise ValueError(f"{where}: the question, a summary or fork, a search and its longest page may take "
+                         f"{need} tokens; shorten the page or use --window {need} or more")
     ids = (*encode(tokenizer, f"<answer>{question.answer}</answer>"), control(tokenizer)[1])
     if len(ids) > task.limit:
         raise ValueError(f"{where}: to answer takes {len(ids)} tokens, more than --limit {task.limit}")
     if read_action(tokenizer, ids) != ("answer", question.answer):
-        raise ValueError(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or characters "
-                         "that the tokenizer changes")
+        raise ValueError(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or "
+                         "characters that the tokenizer changes")
 
 
 def load_model(args, task, tokenizer):
@@ -569,7 +558,8 @@ def load_model(args, task, tokenizer):
         rows = model.get_input_embeddings().num_embeddings
         if rows < len(tokenizer):
             raise ValueError(f"it has {rows} embeddings, but its tokenizer {len(tokenizer)} tokens")
-        model.resize_token_embeddings(len(tokenizer))       # a row without a token would be sampled and decode to nothing
+        # a row without a token would be sampled and decode to nothing
+        model.resize_token_embeddings(len(tokenizer))
         check_model(model)
     if task.plain and args.device != "cpu":
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -578,43 +568,37 @@ def load_model(args, task, tokenizer):
 
 @torch.inference_mode()
 def check_model(model):
-    """Try a model on three short contexts: what a plain forward says must be what slots, trees and head make of it.
+    """Try a model on three short contexts: sampling and scoring must say what its own plain forwards say.
 
-    Where slots or trees go wrong, it is read plainly (`rollout.TurnCache`); else ValueError names what is wrong.
+    Where slots or trees do not, it is read plainly (`rollout.TurnCache`); where that fails, too: ValueError.
     """
     contexts = [[3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 1, 8, 2], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
-    head, near = model.get_output_embeddings(), 1e-3 if model.dtype == torch.float32 else .3
-    rows = [torch.tensor([context], device=model.device) for context in contexts]
-    plain = torch.cat([model(input_ids=row).logits[:, -1] for row in rows]).float()             # (3, V)
-    if not plain.isfinite().all():
+    rows = [torch.tensor([context], device=model.device) for context in contexts]           # (1, T) each
+    plain = [model(input_ids=row).logits[0].float().log_softmax(-1).cpu() for row in rows]  # (T, V) each
+    if not all(logps.isfinite().all() for logps in plain):
         raise ValueError("its logits are not finite")
+    near = 1e-3 if model.dtype == torch.float32 else .3                                     # nats
 
-    def agrees(hidden):
-        return torch.allclose(head(hidden).float().log_softmax(-1), plain.log_softmax(-1), rtol=0, atol=near)
+    def agrees(cache):
+        cache.read(model, range(3), [context[:-1] for context in contexts])
+        logits = model.get_output_embeddings()(cache.read(model, range(3), contexts))       # (3, V)
+        sampled = logits.float().log_softmax(-1).cpu() - torch.stack([logps[-1] for logps in plain])
+        answers = [((context[-2],), (context[-1],)) for context in contexts]
+        scored = answer_logprob(model, [context[:-2] for context in contexts], answers)     # (3,)
+        scored -= torch.stack([logps[-2, context[-1]] for logps, context in zip(plain, contexts)])
+        return max(sampled.abs().max(), scored.abs().max()) < near
 
-    if not agrees(torch.cat([model.base_model(input_ids=row).last_hidden_state[:, -1] for row in rows])):
-        raise ValueError("its logits are not its output embedding of its last hidden state, but scaled or capped")
-    if keeps_keys(model):
-        try:
-            cache = SlotCache(3, 16)
-            cache.read(model, range(3), [context[:5] for context in contexts])
-            slots = agrees(cache.read(model, range(3), contexts))
-            wanted = [[context, [0] * (len(context) - 1) + [i]] for i, context in enumerate(contexts, 1)]
-            sums = torch.zeros(4, device=model.device)
-            for ids, belongs, *tree in batches(wanted, 100, branch=True):
-                ids, belongs, *tree = (part.to(model.device) for part in (ids, belongs, *tree))
-                sums.index_add_(0, belongs.flatten(), token_logprobs(model, ids, belongs > 0, 1., *tree).flatten())
-            alone = [token_logprobs(model, row, torch.arange(row.shape[1], device=row.device)[None] == row.shape[1] - 1)
-                     .sum() for row in rows]
-            trees = torch.allclose(sums[1:], torch.stack(alone), rtol=0, atol=near)
-        except Exception:               # whatever a model raises whose layers take no slots
-            slots = trees = False
-        model.reads_plainly = not (slots and trees)
-        if model.reads_plainly:
-            print("this model does not take the fast path (its attention ignores masks or keeps other keys): it is "
-                  "read plainly, which is slower", file=sys.stderr)
-    if not keeps_keys(model) and not agrees(TurnCache().read(model, range(3), contexts)):
-        raise ValueError("it says something else beside other contexts than alone")
+    try:
+        fast = keeps_keys(model) and agrees(SlotCache(3, 16))
+    except Exception:                           # whatever a model raises whose layers take no slots
+        fast = False
+    if not fast:
+        model.reads_plainly = True
+        print("this model is read plainly, which is slower: its layers keep no keys, or other ones, or ignore "
+              "masks", file=sys.stderr)
+        if not agrees(TurnCache()):
+            raise ValueError("its logits are not its output embedding of its last hidden state: they are scaled or "
+                             "capped, or depend on what stands beside a context")
 
 
 # ---------------------------------------------------------------- the command line
@@ -630,7 +614,7 @@ def refusing(what):
     """Whatever goes wrong within is bad input: says what, and the first line of the reason."""
     try:
         yield
-    except Exception as error:      # libraries have classes of their own for damaged files and missing devices
+    except Exception as error:  # libraries have classes of their own for damaged files and missing devices
         fail(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}")
 
 
@@ -646,8 +630,7 @@ def number(kind, low, high=10 ** 9):
 
 
 def parse_args(argv=None):
-    """Flags -> settings. A default that is a pair (for the tiny model, for others) stays one until
-    `settle`."""
+    """Flags -> settings. A default that is a pair (tiny model, others) stays one until `settle`."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      argument_default=argparse.SUPPRESS)
     parser.error = fail
@@ -742,8 +725,8 @@ def check_out(args):
     if not (out / "config.json").exists():
         fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
     if not args.overwrite:
-        fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume to go "
-             "on with it")
+        fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume "
+             "to go on with it")
     for flag, path in (("--model", args.model), ("--tasks", args.tasks)):
         if path and out.resolve() in Path(path).resolve().parents:
             fail(f"{flag} {path} lies in the run that --overwrite would replace: name another --out")
