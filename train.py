@@ -6,7 +6,7 @@
 
 One step: `collect` samples attempts and measures what each session gained; `credit` turns rewards, session
 counts and gains into one advantage per token; `update` takes the step on `grpo_loss`. The four methods are
-one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, `mosaic`
+one code with two weights: broadcast has usage = gain_weight = 0, `usage` and `gain` keep one of them, Mosaic
 both. That is the whole method, and the first half of this file. Then: checkpoints, models, the command line.
 """
 import argparse
@@ -253,8 +253,8 @@ def train(method, run, folder):
         if not last and ((step + 1) % args.save_every == 0 or interrupted or skipped == 3):
             checkpoint(folder, model, run.tokenizer, optimizer, step + 1)
         if skipped == 3:
-            sys.exit(f"three steps in a row were not finite; {folder} holds a checkpoint and offending.pt the "
-                     "sessions of the last one")
+            sys.exit("three steps in a row were not finite; a checkpoint, and offending.pt with the sessions of "
+                     f"the last one, are in {folder}")
         if interrupted and not last:
             sys.exit(f"stopped after step {step}, with a checkpoint; {how_to_go_on(args)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -511,8 +511,8 @@ def load_tasks(args, task, tokenizer):
     question = make_question(seeded("the longest"), task.says["question"], clues=4)
     need = least_window(question, task, tokenizer)
     if not args.tasks and need > task.window:
-        fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} tokens and "
-             f"a page; use --window {need} or more")
+        fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} tokens "
+             f"and a page; use --window {need} or more")
     if not args.tasks:
         return []
     if not task.plain:
@@ -594,11 +594,11 @@ def check_model(model):
         fast = False
     if not fast:
         model.reads_plainly = True
-        print("this model is read plainly, which is slower: its layers keep no keys, or other ones, or ignore "
-              "masks", file=sys.stderr)
+        print("this model is read plainly, which is slower: its layers keep no keys, or other ones, or "
+              "ignore masks", file=sys.stderr)
         if not agrees(TurnCache()):
-            raise ValueError("its logits are not its output embedding of its last hidden state: they are scaled or "
-                             "capped, or depend on what stands beside a context")
+            raise ValueError("its logits are not its output embedding of its last hidden state: they are "
+                             "scaled or capped, or depend on what stands beside a context")
 
 
 # ---------------------------------------------------------------- the command line
@@ -652,7 +652,7 @@ def parse_args(argv=None):
     add("--steps", 60, "GRPO steps", type=number(int, 0))
     add("--questions", (32, 8), "questions per step", type=count)
     add("--group-size", 8, "attempts per question", type=count)
-    add("--usage", .3, "weight of the session-usage signal (trajectory level)", type=weight)
+    add("--usage", .15, "weight of the session-usage signal (trajectory level)", type=weight)
     add("--gain-weight", .3, "weight of the normalized information gain (session level)", type=weight)
     add("--lr", (2e-3, 2e-6), "learning rate", type=number(float, 0, 1))
     add("--kl", 0., "weight of the divergence from the starting policy", type=weight)
@@ -725,8 +725,8 @@ def check_out(args):
     if not (out / "config.json").exists():
         fail(f"--out {out} holds files that are no run's: name a folder that is new or empty")
     if not args.overwrite:
-        fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, --resume "
-             "to go on with it")
+        fail(f"--out {out} already holds a run: name another folder, or use --overwrite to replace it, "
+             "--resume to go on with it")
     for flag, path in (("--model", args.model), ("--tasks", args.tasks)):
         if path and out.resolve() in Path(path).resolve().parents:
             fail(f"{flag} {path} lies in the run that --overwrite would replace: name another --out")
