@@ -177,14 +177,11 @@ def space(task, tokenizer):
 
 def least_window(question, task, tokenizer):
     """The window in which any page of a question can be seen, after a summary and in a subagent, too."""
-    def needs(example, *texts):
-        shown = len(preamble(tokenizer, task.says[example])) + len(message(tokenizer, texts[0]))
-        return shown + sum(len(encode(tokenizer, text)) for text in texts[1:])
-    pages = max(len(encode(tokenizer, f"<search>{query}</search>")) + 1 + len(reply(tokenizer, (), page))
-                for query, page in question.pages.items())
-    alone = needs(task.scenario, question.question)
-    summary_or_fork = task.limit if task.scenario == "compaction" else needs("fork", "") + task.limit - alone
-    return task.window - space(task, tokenizer) + alone + max(summary_or_fork, 0) + pages
+    main = len(preamble(tokenizer, task.says[task.scenario])) + len(message(tokenizer, question.question))
+    subagent = len(preamble(tokenizer, task.says["fork"])) + len(message(tokenizer, ""))
+    page = max(len(encode(tokenizer, f"<search>{query}</search>")) + 1 + len(reply(tokenizer, (), page))
+               for query, page in question.pages.items())
+    return task.window - space(task, tokenizer) + max(main, subagent) + task.limit + page
 
 
 def search(pages, query):

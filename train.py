@@ -253,8 +253,8 @@ def train(method, run, folder):
         if not last and ((step + 1) % args.save_every == 0 or interrupted or skipped == 3):
             checkpoint(folder, model, run.tokenizer, optimizer, step + 1)
         if skipped == 3:
-            sys.exit("three steps in a row were not finite; a checkpoint, and offending.pt with the sessions of "
-                     f"the last one, are in {folder}")
+            sys.exit("three steps in a row were not finite; a checkpoint, and the sessions of the last one in "
+                     f"offending.pt, are in {folder}")
         if interrupted and not last:
             sys.exit(f"stopped after step {step}, with a checkpoint; {how_to_go_on(args)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)

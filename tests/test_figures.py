@@ -5,12 +5,15 @@ import random
 import sys
 
 import pytest
-from conftest import ROOT
+import train
+from conftest import ROOT, settled
 
 sys.path.insert(0, str(ROOT / "figures"))
 
 import ablate       # noqa: E402
+import contribution  # noqa: E402
 import evidence     # noqa: E402
+import walk         # noqa: E402
 from report import notes, spans, summarize, valid_actions  # noqa: E402
 from rollout import Task, make_question  # noqa: E402
 
@@ -94,3 +97,77 @@ def test_steps_without_any_success_are_said():
     line = {"groups_without_variance": 1, "skipped": 0}
     assert ["no attempt has succeeded for 5 steps" in note for note in notes(line, False, failed=5)] == [True]
     assert ["no trajectory-level gradient" in note for note in notes(line, False, failed=6)] == [True]
+
+
+# ---------------------------------------------------------------- contributions and the walk-through
+
+ACTIONS = ["<search>{}</search>", "<search>{}</search>", "<compact/>", "<summary>x : anna</summary>", "<search>{}</search>"]
+
+
+def scripted(run_script, last, turns=20):
+    question = make_question(random.Random(0), clues=3)
+    pages, made = iter(question.pages), []
+    for action in [*ACTIONS, last]:
+        made.append(action.format(next(pages)) if "{}" in action else action)
+    return run_script(question, Task(turns=turns), made)[1].trajectory()
+
+
+def test_states_by_the_actions_that_lead_to_them(run_script):
+    """Two searches, a compaction asked for, its summary, a search, the answer: states after 0, 2, 4 and 5 actions. Without an answer
+    nothing follows from the last one."""
+    assert contribution.states_of(scripted(run_script, "<answer>anna</answer>")) == [0, 2, 4, 5]
+    assert contribution.states_of(scripted(run_script, "nothing", turns=6)) == [0, 2, 4, None]
+
+
+def test_values_replay_the_attempts_own_actions(run_script, tokenizer, monkeypatch):
+    """A policy that is right if two actions have been taken, of which one was a search that it remembers: V = 0 at the start, then 1.
+    Equal states of two attempts are played on from once."""
+    played = []
+
+    def play(model, tokenizer, attempts, *_):
+        played.extend(attempts)
+        for attempt in attempts:
+            attempt.answer = attempt.question.answer if attempt.turns >= 2 else ""
+            attempt.end("answered")
+    monkeypatch.setattr(contribution, "play", play)
+    run = train.Run(settled(), Task(), tokenizer, None)
+    both = [scripted(run_script, "<answer>anna</answer>"), scripted(run_script, "nothing", turns=6)]
+    assert contribution.values(None, run, both) == [[0., 1., 1., 1.], [0., 1., 1., 0.]]
+    assert len(played) == 4 * contribution.CONTINUATIONS and max(attempt.turns for attempt in played) == 5
+
+
+def test_correlation_by_hand():
+    """1 2 3 against 2 4 6.. is 1, against its negative -1; a side that does not vary has none; few pairs have none."""
+    assert contribution.correlation([(x, 2 * x) for x in range(5)]) == pytest.approx(1)
+    assert contribution.correlation([(x, -x) for x in range(5)]) == pytest.approx(-1)
+    assert math.isnan(contribution.correlation([(x, 1) for x in range(5)])) and math.isnan(contribution.correlation([(0, 1), (1, 0)]))
+
+
+def test_contributions_of_a_run(policy, tokenizer, tmp_path, monkeypatch, capsys):
+    """From the command line, for the start and one method: a row each, and the figure."""
+    train.save(tmp_path / "start", policy, tokenizer)
+    args = train.parse_args(["--model", str(tmp_path / "start"), "--steps", "0", "--eval-questions", "2", "--out", str(tmp_path / "run"),
+                             "--method", "mosaic"])
+    train.main(args)
+    monkeypatch.setattr(sys, "argv", ["contribution.py", str(tmp_path / "run"), "--questions", "2"])
+    contribution.main()
+    rows = capsys.readouterr().out.splitlines()
+    assert any(row.startswith("| compaction, start |") for row in rows) and any(row.startswith("| compaction, mosaic |") for row in rows)
+    assert (tmp_path / "contribution.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("scenario", ["compaction", "subagent"])
+def test_the_walk_through_shows_every_equation(scenario, policy, tokenizer, tmp_path, monkeypatch, capsys):
+    """Scripted, and with a saved model; what it prints as the advantage of the first action is what `credit` gave it."""
+    train.save(tmp_path / "model", policy, tokenizer)
+    for flags in (["--scenario", scenario], ["--scenario", scenario, "--model", str(tmp_path / "model"), "--seed", "1"]):
+        monkeypatch.setattr(sys, "argv", ["walk.py", *flags])
+        walk.main()
+        said = capsys.readouterr().out
+        assert all(f"({number})" in said for number in (1, 2, 3, 4, 5)) and said.count("--- Attempt") == 4
+    group, words = walk.scripted(scenario, 0)
+    train.credit(group, 4, train.parse_args([]).usage, train.parse_args([]).gain_weight)
+    first = group[0].sessions[0]
+    walk.show_equations(group, words, train.parse_args([]).usage, train.parse_args([]).gain_weight)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "attempt 1, session 1" in line)
+    assert f"= {first.advantages[spans(first.mask)[0][0]]:+.2f}" in line

@@ -346,3 +346,20 @@ def test_bad_flags(capsys, row, word):
 def test_a_group_of_one_is_warned_about(tmp_path, cache):
     done = command("--out", tmp_path / "run", "--cache", cache, *SMALL, "--group-size", 1, "--method", "mosaic")
     assert done.returncode == 0 and "group of one" in done.stdout
+
+
+def test_a_kept_warm_start_is_announced_and_belongs_to_its_code(tmp_path, monkeypatch, capsys):
+    """The second run uses it, and says from when it is and how to make it anew; another version of anything it runs does not."""
+    args = settled("--warm-start", 2, "--cache", tmp_path)
+    task = Task()
+    train.warm_tiny_model(task, args)
+    assert "is used" not in capsys.readouterr().out and len(list(tmp_path.iterdir())) == 1
+    train.warm_tiny_model(task, args)
+    said = capsys.readouterr().out
+    assert "the warm start of 20" in said and "--fresh makes it anew" in said and len(list(tmp_path.iterdir())) == 1
+    plain = train.inspect.getsource
+    for part in (rollout, train.infogain, train.descend, train.backward, train.adamw, train.masters, train.warm_start, train.tiny_model):
+        before = len(list(tmp_path.iterdir()))
+        monkeypatch.setattr(train.inspect, "getsource", lambda other: plain(other) + "# edited" * (other is part))
+        train.warm_tiny_model(task, args)
+        assert len(list(tmp_path.iterdir())) == before + 1
