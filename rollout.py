@@ -18,6 +18,7 @@ import json
 import math
 import random
 import re
+import unicodedata
 from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -40,19 +41,24 @@ class Task:
     window: int = 74            # no model call ever exceeds it
     turns: int = 20
     limit: int = 14             # tokens of one action
-    plain: bool = False  # whether the harness speaks in sentences and explains itself, for a pretrained model
+    plain: bool = False         # whether the harness speaks in sentences and explains itself, for other models
+    own: bool = False           # whether the questions are a user's own, not about clues and names
 
     @property
     def says(self):
-        return PLAIN if self.plain else TERSE
+        return OWN if self.own else PLAIN if self.plain else TERSE
 
 
 @dataclass
 class Question:
-    """A question, its one right answer, and the pages that a search can return (query -> text)."""
+    """A question, its right answer, and the pages that a search can return (query -> text)."""
     question: str
     answer: str
     pages: dict
+    accepted: frozenset = None  # all right answers, `normalized`; None: only `answer` is right, to the letter
+
+    def accepts(self, given):
+        return given == self.answer if self.accepted is None else normalized(given) in self.accepted
 
 
 @dataclass
@@ -164,8 +170,8 @@ class Attempt:
         self.log.append(("stop", reason, []))
 
     def trajectory(self):
-        """The finished attempt; reward 1 for exactly the right answer, else 0."""
-        reward = float(self.answer == self.question.answer)
+        """The finished attempt; reward 1 for a right answer, else 0."""
+        reward = float(self.question.accepts(self.answer))
         return Trajectory(self.question, segment(self.log), self.stop, self.answer, reward)
 
 
@@ -546,15 +552,25 @@ def read_task(task):
     """The Question that an object from a task file states; ValueError says what is wrong with it."""
     if not isinstance(task, dict) or {"question", "answer", "pages"} - task.keys():
         raise ValueError('a line must be an object with "question", "answer" and "pages"')
-    question, answer, pages = task["question"], task["answer"], task["pages"]
-    if not all(isinstance(text, str) and text.strip() for text in (question, answer)):
-        raise ValueError("question and answer must be texts that are not empty")
+    question, answers, pages = task["question"], task["answer"], task["pages"]
+    answers = answers if isinstance(answers, list) and answers else [answers]
+    if not all(isinstance(text, str) and text.strip() for text in (question, *answers)):
+        raise ValueError("question and answer must be texts that are not empty, or answer a list of such")
     if not isinstance(pages, dict) or not all(isinstance(text, str) for text in pages.values()):
         raise ValueError("pages must be an object: query -> text")
-    answer = " ".join(answer.split())
-    if not any(answer in " ".join(text.split()) for text in pages.values()):
+    answer, accepted = " ".join(answers[0].split()), frozenset(map(normalized, answers))
+    if "" in accepted:
+        raise ValueError(f"the answer {answer!r} is nothing but articles and punctuation")
+    if not any(answer in text or any(other in normalized(text) for other in accepted) for text in pages.values()):
         raise ValueError(f"the answer {answer!r} is on no page, so no search can find it")
-    return Question(question, answer, pages)
+    return Question(question, answer, pages, accepted)
+
+
+def normalized(text):
+    """A text as question-answering sets compare it: composed, lower case, no punctuation, articles, extra space."""
+    text = unicodedata.normalize("NFC", text).lower()
+    text = "".join(character for character in text if unicodedata.category(character)[0] not in "PS")
+    return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
 
 
 def unique(pairs):
@@ -598,8 +614,36 @@ PLAIN = {
              "<fork>jazz horse</fork>", "<search>jazz</search>", "rosa ben eva fred",
              "<search>horse</search>", "lea rosa ben", "<report>rosa ben</report>"),
 }
-# what is no page
-SIGNALS = [says[key] for says in (TERSE, PLAIN) for key in ("nothing", "error", "full", "compact")]
+KNOWN = "Your window is full. Reply with <summary>what you know so far</summary>"
+OWN = PLAIN | {
+    "question": "{}",
+    "error": "That is no action. Reply with one action, such as <search>words</search>",
+    "compact": KNOWN,
+    "compaction": ("""Answer the question by searching. Reply with one action and nothing else:
+<search>words</search> shows the page that fits them best.
+<compact/> clears a full window. You keep the question and your <summary>what you know so far</summary>
+<answer>text</answer> ends the task. Answer in as few words as possible.""",
+                   "Who wrote the novel that the film Blade Runner is based on?",
+                   "<search>Blade Runner</search>", "Blade Runner is based on the novel Electric Sheep.",
+                   "<compact/>", KNOWN, "<summary>The novel is Electric Sheep.</summary>",
+                   "<summary>The novel is Electric Sheep.</summary>", "<search>Electric Sheep</search>",
+                   "Electric Sheep is a novel by Philip K. Dick.", "<answer>Philip K. Dick</answer>"),
+    "subagent": ("""Answer the question by searching. Reply with one action and nothing else:
+<search>words</search> shows the page that fits them best.
+<fork>question</fork> asks a helper to find something out.
+<answer>text</answer> ends the task. Answer in as few words as possible.""",
+                 "Who wrote the novel that the film Blade Runner is based on?",
+                 "<fork>Which novel is the film Blade Runner based on?</fork>", "<report>Electric Sheep</report>",
+                 "<search>Electric Sheep</search>", "Electric Sheep is a novel by Philip K. Dick.",
+                 "<answer>Philip K. Dick</answer>"),
+    "fork": ("""Find out what <fork> asks by searching. Reply with one action and nothing else:
+<search>words</search> shows the page that fits them best.
+<report>text</report> ends your work with what you found out.""",
+             "<fork>Which novel is the film Blade Runner based on?</fork>", "<search>Blade Runner</search>",
+             "Blade Runner is based on the novel Electric Sheep.", "<report>Electric Sheep</report>"),
+}
+# what the harness says that is no page
+SIGNALS = [says[key] for says in (TERSE, PLAIN, OWN) for key in ("nothing", "error", "full", "compact")]
 
 
 def tiny_tokenizer():

@@ -294,20 +294,28 @@ def evaluate(model, run, weights, folder, step):
 
 
 def draw_questions(run, step):
-    """The questions of a training step, of the toy world or from the user's tasks, less those held out."""
+    """The questions of a training step: of the toy world, or from the user's tasks that are not held out."""
     rng, count = seeded(run.args.seed, "questions", step), run.args.questions
     if run.tasks:
-        training = run.tasks[:-len(held_out_questions(run))]
+        training = training_tasks(run)
         return rng.sample(training, min(count, len(training)))
     return [make_question(rng, run.task.says["question"]) for _ in range(count)]
 
 
 def held_out_questions(run):
-    """The questions of evaluations: the last tenth of the user's tasks, or questions of the toy world."""
+    """The questions of evaluations: of the toy world, or the last tenth of the user's tasks; all, without training."""
     rng, count = seeded(run.args.seed, "held-out questions"), run.args.eval_questions
+    if run.tasks and run.args.steps == 0:
+        return run.tasks
     if run.tasks:
         return run.tasks[-min(count, max(1, len(run.tasks) // 10)):]
     return [make_question(rng, run.task.says["question"]) for _ in range(count)]
+
+
+def training_tasks(run):
+    """The user's tasks, without those that ask the same as one that is held out."""
+    held_out = {task.question for task in held_out_questions(run)}
+    return [task for task in run.tasks if task.question not in held_out]
 
 
 def seeded(*purpose):
@@ -519,8 +527,8 @@ def load_tasks(args, task, tokenizer):
         fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
     with refusing("--tasks"):
         tasks = read_tasks(args.tasks)
-        if len(tasks) < 2:
-            raise ValueError(f"{args.tasks} holds fewer than two questions, but one is held out")
+        if len({question.question for question in tasks}) < 2 and args.steps:
+            raise ValueError(f"{args.tasks} holds fewer than two different questions, but one is held out")
         for line, question in enumerate(tasks, 1):
             check_question(question, f"{args.tasks}, question {line}", task, tokenizer)
         digest = hashlib.sha256(Path(args.tasks).read_bytes()).hexdigest()
@@ -709,7 +717,7 @@ def settle(args, tokenizer):
             setattr(args, name, value[args.scenario] if name == "window" else value)
     if args.dtype is None:
         args.dtype = "bfloat16" if plain and args.device.startswith("cuda") else "float32"
-    return Task(args.scenario, args.window, args.turns, args.limit, plain)
+    return Task(args.scenario, args.window, args.turns, args.limit, plain, own=bool(args.tasks))
 
 
 def check_out(args):
@@ -759,6 +767,9 @@ def main(args):
         warm_start(model, task, tokenizer, args, attempts=4, lr=2e-4)
         save(out / "start", model, tokenizer)
     run = Run(args, task, tokenizer, model, tasks)
+    if tasks and args.steps:
+        print(f"{len(training_tasks(run))} of {len(tasks)} tasks are trained on, {len(held_out_questions(run))} held out; "
+              "the others ask the same as one that is held out")
     for method in dict.fromkeys(args.method):
         if not finished(out / method, args.steps):
             train(method, run, out / method)

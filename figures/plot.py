@@ -49,7 +49,7 @@ def plot_curves(run, path=None):
 
 def table(run):
     """The final table of a run's folder, in Markdown: held-out success and the use of sessions, at the start and per method."""
-    columns = {"success": "success", "greedy": "success_greedy", "on the way": "on_the_way", "sessions": "sessions",
+    columns = {"success    ": "success", "greedy": "success_greedy", "on the way": "on_the_way", "sessions": "sessions",
                "per success": "sessions_per_success", "tokens per success": "tokens_per_success", "out of turns": "out_of_turns"}
     runs = {method: [line for line in lines if "eval_success" in line] for method, lines in read_run(run).items()}
     pages = next(iter(runs.values()))[0]["eval_sessions_by_pages"]
@@ -61,7 +61,9 @@ def table(run):
         last = lines[-1] | {"eval_on_the_way": None if None in way else sum(way) / len(way)}
         values = [last[f"eval_{key}"] for key in columns.values()] + [last["eval_sessions_by_pages"].get(count) for count in shown]
         seconds = sum(s for line in read_run(run).get(name, []) for key, s in line.items() if key.startswith("seconds"))
-        rows.append([name, *("" if v is None else f"{v:.2f}" if v < 10 else f"{v:.0f}" for v in values),
+        if last.get("eval_success_interval") is not None:
+            values[0] = f"{values[0]:.2f} ± {last['eval_success_interval']:.2f}"
+        rows.append([name, *("" if v is None else v if isinstance(v, str) else f"{v:.2f}" if v < 10 else f"{v:.0f}" for v in values),
                      f"{seconds / 60:.1f}" if seconds else ""])
     rows = [[f"{row[0]:9}", *(f"{cell:>{len(title)}}" for cell, title in zip(row[1:], head[1:]))] for row in rows]
     rows.insert(1, ["-" * len(cell) for cell in rows[0]])

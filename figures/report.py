@@ -2,6 +2,7 @@
 import json
 import time
 from collections import Counter
+from statistics import stdev
 
 import numpy as np
 import torch
@@ -13,6 +14,11 @@ def mean(values):
     """The mean of some numbers; None (null in JSON) where there are none."""
     values = list(values)
     return sum(values) / len(values) if values else None
+
+
+def interval_95(values):
+    """Half the width of the normal 95 % interval of a mean, of one value per question; None for a single one."""
+    return 1.96 * stdev(values) / len(values) ** .5 if len(values) > 1 else None
 
 
 def spans(mask):
@@ -38,6 +44,7 @@ def summarize(trajectories, group_size, tokenizer):
     asked = sum(s.stop == "compact" and read_action(tokenizer, tuple(s.ids[s.closing:]))[0] == "compact" for s in sessions)
     groups = [trajectories[i:i + group_size] for i in range(0, len(trajectories), group_size)]
     return {"reward": mean(t.reward for t in trajectories), "success": len(wins) / len(trajectories),
+            "success_interval": interval_95([mean(t.reward > .5 for t in group) for group in groups]),
             "sessions": len(sessions) / len(trajectories), "sessions_per_success": mean(len(t.sessions) for t in wins),
             "tokens_per_success": tokens / len(wins) if wins else None, "compactions_asked": asked / len(trajectories),
             "attempts_by_sessions": Counter(len(t.sessions) for t in trajectories), **by_pages(trajectories),

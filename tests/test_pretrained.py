@@ -2,10 +2,12 @@
 level tokenizer trained on the toy texts. In bfloat16 and out of memory; a user's own tasks."""
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import byte_level_tokenizer, credited, opening, settled, written
+from conftest import ROOT, byte_level_tokenizer, credited, opening, settled, written
 from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3_5Config, Qwen3_5ForCausalLM,
                           Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM)
 
@@ -280,6 +282,8 @@ def line(**changes):
     (b'{"question": "q", "answer": "a"}', 'line 2: a line must be an object with "question", "answer" and "pages"'),
     (line(answer="the Gauja"), "line 2: the answer 'the Gauja' is on no page"), (line(pages={}), "line 2: the answer"),
     (line(pages=["x"]), "line 2: pages must be"), (line(pages={"x": 1}), "line 2: pages must be"), (line(question=None), "line 2: question"),
+    (line(answer=[]), "line 2: question and answer"), (line(answer=["x", " "]), "line 2: question and answer"), (line(answer=5), "line 2: question"),
+    (line(answer="The!"), "line 2: the answer 'The!' is nothing but articles"),
     (b'{"question": "q", "answer": "a", "pages": {"x": "a", "x": "b"}}', "line 2: 'x' is there twice"), (b"\xff\xfe", "line 2: 'utf-8'"),
     (b"[" * 50_000, "line 2: nested too deeply")])
 def test_a_bad_task_is_one_line_with_its_number(tmp_path, bad, word):
@@ -309,8 +313,65 @@ def test_a_run_on_own_tasks(saved, tmp_path, capsys):
     shown = [json.loads(row) for row in (tmp_path / "run/mosaic/trajectories.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and {row["question"] for row in shown} == {f"{GOOD['question']} (3)"}       # the last one is held out
     assert json.loads((tmp_path / "run/config.json").read_text())["tasks"] == str(tmp_path / "tasks.jsonl")
-    for text, word in ((line(), "fewer than two"), (line() + b"\n" + line(pages={"x": "the Daugava " * 900}), "question 2: the question")):
+    for text, word in ((line() + b"\n" + line(), "fewer than two"), (line() + b"\n" + line(question="Another?", pages={"x": "the Daugava " * 900}), "question 2: the question")):
         (tmp_path / "tasks.jsonl").write_bytes(text)
         with pytest.raises(SystemExit) as stop:
             run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32)
         assert stop.value.code == 2 and word in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("given, right", [
+    ("the Daugava", 1), ("Daugava", 1), ("a daugava.", 1), ("  DAUGAVA ", 1), ("Western Dvina", 1), ("Z\u00fcrich", 1), ("zu\u0308rich", 1),
+    ("", 0), ("the", 0), ("Daugava or Gauja", 0), ("Daugav", 0), ("river Daugava", 0)])
+def test_answers_are_compared_as_question_answering_sets_do(tmp_path, given, right):
+    """Case, articles, punctuation, white space and the form of Unicode do not count; a word more or less does."""
+    (tmp_path / "tasks.jsonl").write_bytes(line(answer=["the Daugava", "Western Dvina", "Z\u00fcrich"]))
+    question, = rollout.read_tasks(tmp_path / "tasks.jsonl")
+    assert question.answer == "the Daugava" and question.accepts(given) == bool(right)
+
+
+def test_the_toy_task_stays_exact():
+    question = make_question(random.Random(0))
+    assert question.accepts(question.answer) and not question.accepts(question.answer.upper()) and not question.accepts("")
+
+
+def test_equal_questions_are_never_on_both_sides(bpe):
+    """Twelve tasks, the last one held out; two others ask the same, and are not trained on."""
+    asked = [f"q{i}" for i in range(9)] + ["same", "same", "same"]
+    tasks = [rollout.Question(text, "a", {"x": "a"}) for text in asked]
+    run = train.Run(settled("--questions", 100, "--seed", 3), task_for("compaction"), bpe, None, tasks)
+    assert [task.question for task in train.held_out_questions(run)] == ["same"]
+    assert sorted(task.question for task in train.draw_questions(run, 0)) == sorted(asked[:9])
+    run.args.steps = 0          # nothing is trained: all are evaluated
+    assert train.held_out_questions(run) == tasks
+
+
+def test_own_questions_have_an_opening_of_their_own(bpe):
+    says = Task("subagent", plain=True, own=True).says
+    for example in ("compaction", "subagent", "fork"):
+        assert "clue" not in " ".join(says[example]) and "name" not in " ".join(says[example])
+    assert "clue" not in says["error"] + says["compact"] and says["question"].format("q") == "q"
+
+
+@pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
+def test_a_saved_model_is_evaluated_on_a_task_file(saved, tmp_path, capsys):
+    """--steps 0: all questions, a 95 % interval in the table, the numbers as JSON."""
+    (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(line(question=f"{GOOD['question']} ({i})") for i in range(3)))
+    metrics, = run(saved, tmp_path / "run", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32, "--steps", 0)
+    assert metrics["eval_success"] == 0 == metrics["eval_success_interval"] and "0.00 \u00b1 0.00" in capsys.readouterr().out
+    assert sum(metrics["eval_attempts_by_sessions"].values()) == 3 * 2
+
+
+def test_the_readmes_conversion_of_hotpotqa(tmp_path):
+    """Run as it stands, on a small file of that form: yes/no questions are left out and counted, paragraphs become pages."""
+    readme = (ROOT / "README.md").read_text()
+    code = readme[readme.index("    import json, sys\n"):readme.index("    END", readme.index("    import json, sys\n"))]
+    item = {"_id": "1", "question": "Which river?", "answer": "Daugava", "type": "bridge", "level": "hard", "supporting_facts": [["Riga", 0]],
+            "context": [["Riga", ["Riga is a city.", " It lies on the Daugava."]], ["Moon", ["No."]]]}
+    (tmp_path / "hotpot.json").write_text(json.dumps([item, item | {"answer": "yes"}, item | {"answer": "no"}]))
+    script = "\n".join(row[4:] for row in code.splitlines())
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "hotpot.json"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "2 yes/no questions were left out\n", done.stderr
+    (tmp_path / "tasks.jsonl").write_text(done.stdout)
+    question, = rollout.read_tasks(tmp_path / "tasks.jsonl")
+    assert question.pages == {"Riga": "Riga is a city. It lies on the Daugava.", "Moon": "No."} and question.accepts("the daugava")
