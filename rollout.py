@@ -41,7 +41,7 @@ class Task:
     window: int = 74            # no model call ever exceeds it
     turns: int = 20
     limit: int = 14             # tokens of one action
-    plain: bool = False         # whether the harness speaks in sentences and explains itself, for other models
+    plain: bool = False         # whether the harness speaks in sentences and explains itself
     own: bool = False           # whether the questions are a user's own, not about clues and names
 
     @property
@@ -561,13 +561,14 @@ def read_task(task):
     answer, accepted = " ".join(answers[0].split()), frozenset(map(normalized, answers))
     if "" in accepted:
         raise ValueError(f"the answer {answer!r} is nothing but articles and punctuation")
-    if not any(answer in text or any(other in normalized(text) for other in accepted) for text in pages.values()):
+    stands = (answer in text or any(one in normalized(text) for one in accepted) for text in pages.values())
+    if not any(stands):
         raise ValueError(f"the answer {answer!r} is on no page, so no search can find it")
     return Question(question, answer, pages, accepted)
 
 
 def normalized(text):
-    """A text as question-answering sets compare it: composed, lower case, no punctuation, articles, extra space."""
+    """A text as question-answering sets compare it: composed, lower case, no punctuation, no articles."""
     text = unicodedata.normalize("NFC", text).lower()
     text = "".join(character for character in text if unicodedata.category(character)[0] not in "PS")
     return " ".join(word for word in text.split() if word not in ("a", "an", "the"))
@@ -633,8 +634,9 @@ OWN = PLAIN | {
 <fork>question</fork> asks a helper to find something out.
 <answer>text</answer> ends the task. Answer in as few words as possible.""",
                  "Who wrote the novel that the film Blade Runner is based on?",
-                 "<fork>Which novel is the film Blade Runner based on?</fork>", "<report>Electric Sheep</report>",
-                 "<search>Electric Sheep</search>", "Electric Sheep is a novel by Philip K. Dick.",
+                 "<fork>Which novel is the film Blade Runner based on?</fork>",
+                 "<report>Electric Sheep</report>", "<search>Electric Sheep</search>",
+                 "Electric Sheep is a novel by Philip K. Dick.",
                  "<answer>Philip K. Dick</answer>"),
     "fork": ("""Find out what <fork> asks by searching. Reply with one action and nothing else:
 <search>words</search> shows the page that fits them best.

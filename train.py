@@ -253,7 +253,7 @@ def train(method, run, folder):
         if not last and ((step + 1) % args.save_every == 0 or interrupted or skipped == 3):
             checkpoint(folder, model, run.tokenizer, optimizer, step + 1)
         if skipped == 3:
-            sys.exit("three steps in a row were not finite; a checkpoint, and the sessions of the last one in "
+            sys.exit("three steps in a row were not finite; a checkpoint and the last one's sessions, "
                      f"offending.pt, are in {folder}")
         if interrupted and not last:
             sys.exit(f"stopped after step {step}, with a checkpoint; {how_to_go_on(args)}")
@@ -303,7 +303,7 @@ def draw_questions(run, step):
 
 
 def held_out_questions(run):
-    """The questions of evaluations: of the toy world, or the last tenth of the user's tasks; all, without training."""
+    """The questions of evaluations: of the toy world, or the user's last tenth (all at --steps 0)."""
     rng, count = seeded(run.args.seed, "held-out questions"), run.args.eval_questions
     if run.tasks and run.args.steps == 0:
         return run.tasks
@@ -767,9 +767,9 @@ def main(args):
         warm_start(model, task, tokenizer, args, attempts=4, lr=2e-4)
         save(out / "start", model, tokenizer)
     run = Run(args, task, tokenizer, model, tasks)
-    if tasks and args.steps:
-        print(f"{len(training_tasks(run))} of {len(tasks)} tasks are trained on, {len(held_out_questions(run))} held out; "
-              "the others ask the same as one that is held out")
+    unused = len(tasks) - len(training_tasks(run)) - len(held_out_questions(run)) if tasks else 0
+    if unused > 0:
+        print(f"{unused} of {len(tasks)} tasks ask the same as one that is held out, and are not trained on")
     for method in dict.fromkeys(args.method):
         if not finished(out / method, args.steps):
             train(method, run, out / method)
