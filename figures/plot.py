@@ -82,9 +82,9 @@ def plot_mosaic(trajectory, path):
         tiles.barh(0, width, left=left, height=1, color=colour, alpha=.3, edgecolor="white", linewidth=3)
         for start, end in session["spans"]:
             tiles.barh(0, end - start, left=left + start, height=1, color=colour)
-        gain = "no gain: only the answer" if session["gain"] is None else f"gain {round(session['gain'], 2) + 0:+.2f}"
-        tiles.text(left + width / 2, .56, f"{session['kind']}\n{width} tokens, ended by: {session['stop']}", ha="center", va="bottom", fontsize=8)
-        tiles.text(left + width / 2, -.56, f"{session['score_before']:.2f} → {session['score_after']:.2f}\n{gain}", ha="center", va="top", fontsize=8)
+        gain = "no gain: it only closes" if session["gain"] is None else f"gain {round(session['gain'], 2) + 0:+.2f}"
+        tiles.text(left + width / 2, .56, f"{session['kind']}\n{width} tokens\nended by: {session['stop']}", ha="center", va="bottom", fontsize=7)
+        tiles.text(left + width / 2, -.56, f"{session['score_before']:.2f} → {session['score_after']:.2f}\n{gain}", ha="center", va="top", fontsize=7)
         places = [left + place + .5 for start, end in session["spans"] for place in range(start, end)]
         bars.bar(places, session["advantages"], width=.9, color=colour)
         left += width

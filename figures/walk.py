@@ -92,7 +92,7 @@ def show_attempts(group, tokenizer):
             print(f"  session {number}, {session.kind}, ended by: {session.stop}")
             for who, text in lines_of(session, tokenizer):
                 print(f"    {who}: {readable(text)}")
-            gain = "no gain: only the answer" if math.isnan(session.gain) else f"gain {session.gain:+.2f}"
+            gain = "no gain: only its closing action" if math.isnan(session.gain) else f"gain {session.gain:+.2f}"
             print(f"    score of the answer before {session.scores[0]:.2f}, after {session.scores[1]:.2f}: {gain}")
 
 
