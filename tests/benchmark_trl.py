@@ -77,8 +77,8 @@ def theirs(model, tokenizer, prompts):
 
 if __name__ == "__main__":
     tokenizer = rollout.tiny_tokenizer()
-    questions = [rollout.make_question(random.Random(i)) for i in range(PROMPTS)]
-    prompts = [tokenizer.decode(rollout.show(tokenizer, [], question.question)) for question in questions]    # the same 8 tokens
+    questions = [rollout.make_question(random.Random(i), clues=3) for i in range(PROMPTS)]
+    prompts = [tokenizer.decode(rollout.message(tokenizer, question.question)) for question in questions]    # the same 8 tokens
     for name, seconds in (("TRL", theirs(train.tiny_model(tokenizer, 0), tokenizer, prompts)),
                           ("ours", ours(train.tiny_model(tokenizer, 0), tokenizer, questions))):
         generation, update, tokens = (statistics.median(column) for column in zip(*seconds[2:]))

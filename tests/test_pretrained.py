@@ -375,3 +375,17 @@ def test_the_readmes_conversion_of_hotpotqa(tmp_path):
     (tmp_path / "tasks.jsonl").write_text(done.stdout)
     question, = rollout.read_tasks(tmp_path / "tasks.jsonl")
     assert question.pages == {"Riga": "Riga is a city. It lies on the Daugava.", "Moon": "No."} and question.accepts("the daugava")
+
+
+@pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
+def test_a_task_file_that_changed_before_resuming_is_noticed(saved, tmp_path, capsys):
+    path, flags = tmp_path / "tasks.jsonl", ["--resume", "--steps", "3", "--out", str(tmp_path / "run")]
+    path.write_bytes(b"\n".join(line(question=f"q{i}") for i in range(4)))
+    run(saved, tmp_path / "run", "--tasks", path, "--limit", 32)
+    path.write_bytes(path.read_bytes().replace(b"q1", b"q7"))
+    with pytest.raises(SystemExit) as stop:
+        train.main(train.parse_args(flags))
+    assert stop.value.code == 2 and "has changed since the run began" in capsys.readouterr().err
+    path.write_bytes(path.read_bytes().replace(b"q7", b"q1"))
+    train.main(train.parse_args(flags))
+    assert len((tmp_path / "run/mosaic/metrics.jsonl").read_text().splitlines()) == 4
