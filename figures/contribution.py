@@ -147,8 +147,7 @@ def plot(measured, path):
     figure, axes = plt.subplots(1, len(starts), figsize=(5.5 * len(starts), 4.2), layout="constrained", squeeze=False)
     for ax, (name, rows) in zip(axes[0], starts.items()):
         for kind, colour in KIND_COLOUR.items():
-            own = [(row["gain"], row["contribution"]) for row in rows if row["kind"] == kind]
-            own.sort(key=lambda pair: pair[0])
+            own = sorted((row["gain"], row["contribution"]) for row in rows if row["kind"] == kind)
             if own:
                 gains, contributions = np.array(own).T
                 ax.scatter(gains, contributions, s=6, color=colour, alpha=.25, linewidth=0)
