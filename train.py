@@ -229,8 +229,7 @@ def train(method, run, folder):
     """Train a copy of the starting policy in the method's folder, from its last checkpoint if any."""
     args = run.args
     weights = args.usage * (method in ("usage", "mosaic")), args.gain_weight * (method in ("gain", "mosaic"))
-    run.start.requires_grad_(False)
-    model = copy.deepcopy(run.start).requires_grad_(True)
+    model = copy.deepcopy(run.start)
     optimizer = adamw(model, args.lr)
     first, skipped, failed, interrupted = resume(folder, model, optimizer), 0, 0, catch_interrupt()
     latest = {}                                                         # what the progress bar shows
