@@ -16,7 +16,6 @@ attempts side by side; last the toy search task, its wording, its tokenizer, the
 """
 import json
 import math
-import random
 import re
 import unicodedata
 from codecs import BOM_UTF8

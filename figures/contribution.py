@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import train    # noqa: E402
 from figures.plot import KIND_COLOUR  # noqa: E402
 from figures.report import spans  # noqa: E402
-from mosaic import group_advantage, session_advantage  # noqa: E402
+from mosaic import session_advantage  # noqa: E402
 from rollout import Attempt, make_question, play  # noqa: E402
 
 GROUP, CONTINUATIONS = 8, 16
@@ -47,25 +47,21 @@ def states_of(trajectory):
 
 def values(model, run, trajectories):
     """V of the states of every trajectory: lists as `states_of` gives them. Equal states are played on from once."""
-    places, prefixes = {}, []
+    states, prefixes = [], {}           # per trajectory, the keys of its states; key -> (question, actions so far)
     for t in trajectories:
         actions = [session.ids[begin:end] for session in t.sessions for begin, end in spans(session.mask)]
-        for n in states_of(t):
-            if n is not None:
-                places.setdefault((t.question.question, str(actions[:n])), len(prefixes))
-                if len(places) > len(prefixes):
-                    prefixes.append((t.question, actions[:n]))
-    attempts = [replayed(question, actions, run) for question, actions in prefixes for _ in range(CONTINUATIONS)]
+        keys = [None if n is None else (t.question.question, str(actions[:n])) for n in states_of(t)]
+        for key, n in zip(keys, states_of(t)):
+            if key is not None:
+                prefixes.setdefault(key, (t.question, actions[:n]))
+        states.append(keys)
+    attempts = [replayed(*prefix, run) for prefix in prefixes.values() for _ in range(CONTINUATIONS)]
     numbers = train.uniforms(len(attempts), run.task, run.args.seed, "contribution")
     for i in range(0, len(attempts), 512):
         play(model, run.tokenizer, attempts[i:i + 512], run.task, numbers[i:i + 512], run.args.temperature)
     rewards = torch.tensor([attempt.trajectory().reward for attempt in attempts]).view(-1, CONTINUATIONS)   # (states, k)
-    found = rewards.mean(1).tolist()
-    result = []
-    for t in trajectories:
-        actions = [session.ids[begin:end] for session in t.sessions for begin, end in spans(session.mask)]
-        result.append([0. if n is None else found[places[t.question.question, str(actions[:n])]] for n in states_of(t)])
-    return result
+    found = dict(zip(prefixes, rewards.mean(1).tolist()))
+    return [[found.get(key, 0.) for key in keys] for keys in states]
 
 
 def replayed(question, actions, run):

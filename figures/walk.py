@@ -11,7 +11,6 @@ import argparse
 import math
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import train    # noqa: E402
 from figures.report import spans  # noqa: E402
-from infogain import answer_logprob, score_sessions  # noqa: E402
+from infogain import score_sessions  # noqa: E402
 from mosaic import centered_rank, group_advantage  # noqa: E402
 from rollout import KINDS, NAMES, WINDOWS, Task, demonstrate, make_question, read, tiny_tokenizer  # noqa: E402
 

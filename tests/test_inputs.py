@@ -1,7 +1,4 @@
 """What a user may bring: models that are not what the fast path assumes, tokenizers, templates, windows, answers."""
-import json
-import shutil
-
 import pytest
 import torch
 from conftest import byte_level_tokenizer, settled, written
@@ -12,7 +9,7 @@ from transformers import (AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForC
 import rollout
 import train
 from figures.report import agreement
-from rollout import Question, Task, answer_tokens, encode, header, keeps_keys, least_window, read_action
+from rollout import Question, Task, answer_tokens, encode, header, keeps_keys, least_window
 
 SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, initializer_range=.3)
 
