@@ -663,18 +663,18 @@ def tiny_tokenizer():
 class Habits(NamedTuple):
     """How often the teacher errs."""
     forget: float       # drops a name from a summary
-    idle: float         # compacts without need, or comes home from a fork before its work is done
-    repeat: float       # searches for any clue instead of one that is left
-    guess: float        # answers before it can know, having seen something
+    idle: float         # compacts a page, or forks, where there is room to go on
+    repeat: float       # searches for any clue instead of the next one
+    guess: float        # answers before it can know, from a page or report that it has just seen
     blind: float        # ... having seen nothing
 
 
-# Demonstrations are careful at first, so that the tiny model learns to read, and end with one of these sets
-# of habits, which it then has: habits are learned last and unlearned first.
-CAREFUL = Habits(forget=.03, idle=.05, repeat=.02, guess=.03, blind=.02)
-HABITS = {"careless": Habits(forget=.1, idle=.4, repeat=.1, guess=.7, blind=.5),
-          "hesitant": Habits(forget=.1, idle=.6, repeat=.5, guess=.1, blind=.05),
-          "hasty": Habits(forget=.1, idle=.2, repeat=.1, guess=.9, blind=.8)}
+# Demonstrations are careful at first, so that the tiny model learns to read, but free with sessions. They
+# end with one of these sets of habits, which it then has: learned last, and unlearned first.
+CAREFUL = Habits(forget=.03, idle=.2, repeat=.02, guess=.03, blind=.02)
+HABITS = {"careless": Habits(forget=.03, idle=.3, repeat=.1, guess=.9, blind=.9),
+          "hesitant": Habits(forget=.1, idle=.8, repeat=.5, guess=.1, blind=.05),
+          "hasty": Habits(forget=.1, idle=.2, repeat=.1, guess=.97, blind=.95)}
 
 
 def inside(tag, text):
@@ -684,43 +684,46 @@ def inside(tag, text):
 
 
 def read(text):
-    """What a careful reader knows of a context: (opening, last) messages, clues done, names left, pages.
+    """What a careful reader knows of a context: (opening, last) messages, clues done, names left, seen.
 
-    Names left are those on every page, report and summary so far; None while there was none.
+    Names left are those on every page, report and summary so far; None while there was none. seen: how many
+    pages and reports the context shows.
     """
     messages = r"<\|im_start\|>\s*(?:user|assistant)\s*(.*?)\s*<\|im_end\|>"
     opening, *rest = re.findall(messages, text, re.DOTALL)
     summary = " ".join(inside("summary", opening))
     done, left = [part.split() for part in summary.split(":")] if ":" in summary else ([], None)
-    pages, left = 0, left if done else None
+    seen, left = 0, left if done else None
     for action, result in zip(rest[0::2], rest[1::2]):
         clues = inside("search", action) or inside("fork", action)
         if clues and result not in SIGNALS:
             names = inside("report", result) if "<report>" in result else result.split()
             done = done + [clue for clue in clues if clue not in done]
             left = [name for name in (names if left is None else left) if name in names]
-            pages += "<search>" in action
-    return (opening, rest[-1] if rest else ""), done, left, pages
+            seen += 1
+    return (opening, rest[-1] if rest else ""), done, left, seen
 
 
 def teacher(text, task, rng, habits):
     """An imperfect agent's next action, read off its context's text; its demonstrations warm up the model."""
-    (opening, last), done, left, pages = read(text)
+    (opening, last), done, left, seen = read(text)
     if last == task.says["compact"]:
         kept = [name for name in left or [] if rng.random() > habits.forget]
         return f"<summary>{' '.join(done)} : {' '.join(kept)}</summary>"
-    delegated = inside("fork", opening)
+    delegated, forks = inside("fork", opening), task.scenario == "subagent"
     clues = delegated or [word for word in re.findall(r"\w+", opening.split("<summary>")[0]) if word in CLUES]
     todo = [clue for clue in clues if clue not in done]
-    if delegated and (not todo or pages == 2 or pages and rng.random() < habits.idle):
-        return f"<report>{' '.join((left or [])[:6])}</report>"
-    if task.scenario == "compaction" and rng.random() < habits.idle:
+    if not forks and seen and rng.random() < habits.idle:
         return "<compact/>"
-    if not delegated and (not todo or rng.random() < (habits.blind if left is None else habits.guess)):
+    through = not todo or forks and seen == 2           # a context has room for two pages or reports
+    if delegated and through:
+        return f"<report>{' '.join((left or [])[:6])}</report>"
+    rash = habits.guess if seen else habits.blind * (left is None)
+    if not delegated and (through or rng.random() < rash):
         return f"<answer>{rng.choice(left or NAMES)}</answer>"
-    if task.scenario == "subagent" and not delegated and (pages == 2 or rng.random() < .6):
-        return f"<fork>{' '.join(rng.sample(todo, rng.randint(1, len(todo))))}</fork>"
-    return f"<search>{rng.choice(clues if rng.random() < habits.repeat else todo)}</search>"
+    if forks and not delegated and (len(todo) > 2 - seen or rng.random() < habits.idle):
+        return f"<fork>{' '.join(todo[:2])}</fork>"
+    return f"<search>{rng.choice(clues) if rng.random() < habits.repeat else todo[0]}</search>"
 
 
 def demonstrate(question, task, tokenizer, rng, habits=HABITS["careless"]):

@@ -30,7 +30,7 @@ def mean_of(lines, key):
     return statistics.fmean(values) if values else None
 
 
-NEEDED = {"compaction": {"2": 1, "3": 3, "4": 5}, "subagent": {"2": 1, "3": 3, "4": 3}}   # sessions that can read all pages
+NEEDED = {"2": 1, "3": 3, "4": 5}   # clues -> the fewest sessions that can read all pages, in both scenarios
 
 
 def evaluations(lines):
@@ -118,10 +118,10 @@ def clues_table(sweep):
     """Success and sessions by the number of clues at the end, beside the fewest sessions that can read all pages."""
     rows = []
     for scenario, methods in sweep.items():
-        rows.append([f"{scenario}, fewest", "", "", "", *(str(count) for count in NEEDED[scenario].values())])
+        rows.append([f"{scenario}, fewest", "", "", "", *(str(count) for count in NEEDED.values())])
         for method, seeds in methods.items():
             cells = [number(statistics.fmean(lines[-1][f"eval_{key}_by_pages"][clues] for lines in seeds.values()))
-                     for key in ("success", "sessions") for clues in NEEDED[scenario]]
+                     for key in ("success", "sessions") for clues in NEEDED]
             rows.append([f"{scenario}, {method}", *cells])
     return markdown(["scenario, method", *(f"{key}, {clues} clues" for key in ("success", "sessions") for clues in "234")], rows)
 
