@@ -38,12 +38,12 @@ def evaluations(lines):
 
 
 def read_sweep(folder):
-    """{scenario: {method: {seed: evaluations}}} of the runs whose every method is finished."""
+    """{scenario: {method: {seed: evaluations}}} of the runs whose methods, broadcasting among them, are all finished."""
     sweep = {}
     for run in sorted(Path(folder).glob("*-*/"), key=lambda run: int(run.name.split("-")[1])):
         scenario, seed = run.name.split("-")
         runs = {method: evaluations(lines) for method, lines in read_run(run).items()}
-        if len(runs) == len(STYLE) and len({len(lines) for lines in runs.values()}) == 1:
+        if "broadcast" in runs and len({len(lines) for lines in runs.values()}) == 1:
             for method, lines in runs.items():
                 sweep.setdefault(scenario, {}).setdefault(method, {})[seed] = lines
     return dict(sorted(sweep.items()))

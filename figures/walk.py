@@ -21,7 +21,7 @@ import train    # noqa: E402
 from figures.report import spans  # noqa: E402
 from infogain import score_sessions  # noqa: E402
 from mosaic import centered_rank, group_advantage  # noqa: E402
-from rollout import KINDS, NAMES, WINDOWS, Task, demonstrate, make_question, read, tiny_tokenizer  # noqa: E402
+from rollout import CAREFUL, KINDS, NAMES, WINDOWS, Task, demonstrate, make_question, read, tiny_tokenizer  # noqa: E402
 
 GROUP = 4
 
@@ -31,7 +31,7 @@ def scripted(scenario, seed):
     tokenizer, rng, rewards = tiny_tokenizer(), random.Random(f"walk {seed}"), set()
     while len(rewards) < 2:
         question, task = make_question(rng, clues=3), Task(scenario, WINDOWS[scenario])
-        group = [demonstrate(question, task, tokenizer, rng) for _ in range(GROUP)]
+        group = [demonstrate(question, task, tokenizer, rng, CAREFUL._replace(idle=.3, guess=.4)) for _ in range(GROUP)]
         rewards = {t.reward for t in group if len(t.sessions) > 1 or t.reward == 0}
 
     def reader(contexts, answers):

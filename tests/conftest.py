@@ -34,7 +34,7 @@ def policy(tokenizer):
     """The tiny Qwen3 after a very short warm start: it acts, mostly well-formed, and knows little."""
     model = train.tiny_model(tokenizer, seed=0)
     for scenario in rollout.WINDOWS:
-        args = settled("--scenario", scenario, "--warm-start", 40)
+        args = settled("--scenario", scenario, "--warm-start", 40, "--habits", "hesitant")
         train.warm_start(model, rollout.Task(scenario, args.window), tokenizer, args, attempts=8, lr=1e-2)
     return model
 

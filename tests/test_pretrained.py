@@ -74,7 +74,7 @@ def test_a_teachers_attempt_in_plain_words(bpe, scenario):
     """The protocol in sentences and many tokens: same sessions, rewards for answers of several tokens, nothing tokenized twice."""
     rng, rewards, kinds = random.Random(1), 0, set()
     for question in questions(40):
-        trajectory = rollout.demonstrate(question, Task(scenario, 1200, 12, 60, plain=True), bpe, rng)
+        trajectory = rollout.demonstrate(question, Task(scenario, 1200, 12, 60, plain=True), bpe, rng, rollout.HABITS["hesitant"])
         rewards += trajectory.reward
         for s in trajectory.sessions:
             kinds.add(s.kind)
