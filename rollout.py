@@ -663,7 +663,8 @@ def tiny_tokenizer():
 class Habits(NamedTuple):
     """How often the teacher errs."""
     forget: float       # drops a name from a summary
-    idle: float         # compacts a page, or forks, where there is room to go on
+    compact: float      # compacts a page where there is room for another one
+    fork: float         # forks a clue where there is room for its page
     repeat: float       # searches for any clue instead of the next one
     guess: float        # answers before it can know, from a page or report that it has just seen
     blind: float        # ... having seen nothing
@@ -671,10 +672,10 @@ class Habits(NamedTuple):
 
 # Demonstrations are careful at first, so that the tiny model learns to read, but free with sessions. They
 # end with one of these sets of habits, which it then has: learned last, and unlearned first.
-CAREFUL = Habits(forget=.03, idle=.2, repeat=.02, guess=.03, blind=.02)
-HABITS = {"careless": Habits(forget=.03, idle=.3, repeat=.1, guess=.9, blind=.9),
-          "hesitant": Habits(forget=.1, idle=.8, repeat=.5, guess=.1, blind=.05),
-          "hasty": Habits(forget=.1, idle=.2, repeat=.1, guess=.97, blind=.95)}
+CAREFUL = Habits(forget=.03, compact=.2, fork=.4, repeat=.02, guess=.03, blind=.02)
+HABITS = {"careless": Habits(forget=.03, compact=.3, fork=.5, repeat=.1, guess=.9, blind=.9),
+          "hesitant": Habits(forget=.1, compact=.8, fork=.8, repeat=.5, guess=.1, blind=.05),
+          "hasty": Habits(forget=.1, compact=.2, fork=.2, repeat=.1, guess=.97, blind=.95)}
 
 
 def inside(tag, text):
@@ -713,7 +714,7 @@ def teacher(text, task, rng, habits):
     delegated, forks = inside("fork", opening), task.scenario == "subagent"
     clues = delegated or [word for word in re.findall(r"\w+", opening.split("<summary>")[0]) if word in CLUES]
     todo = [clue for clue in clues if clue not in done]
-    if not forks and seen and rng.random() < habits.idle:
+    if not forks and seen and rng.random() < habits.compact:
         return "<compact/>"
     through = not todo or forks and seen == 2           # a context has room for two pages or reports
     if delegated and through:
@@ -721,8 +722,10 @@ def teacher(text, task, rng, habits):
     rash = habits.guess if seen else habits.blind * (left is None)
     if not delegated and (through or rng.random() < rash):
         return f"<answer>{rng.choice(left or NAMES)}</answer>"
-    if forks and not delegated and (len(todo) > 2 - seen or rng.random() < habits.idle):
-        return f"<fork>{' '.join(todo[:2])}</fork>"
+    if forks and not delegated:
+        needless = len(todo) <= 2 - seen
+        if not needless or rng.random() < habits.fork:
+            return f"<fork>{' '.join(todo[:1 if needless else 2])}</fork>"
     return f"<search>{rng.choice(clues) if rng.random() < habits.repeat else todo[0]}</search>"
 
 

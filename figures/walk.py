@@ -31,7 +31,7 @@ def scripted(scenario, seed):
     tokenizer, rng, rewards = tiny_tokenizer(), random.Random(f"walk {seed}"), set()
     while len(rewards) < 2:
         question, task = make_question(rng, clues=3), Task(scenario, WINDOWS[scenario])
-        group = [demonstrate(question, task, tokenizer, rng, CAREFUL._replace(idle=.3, guess=.4)) for _ in range(GROUP)]
+        group = [demonstrate(question, task, tokenizer, rng, CAREFUL._replace(guess=.4)) for _ in range(GROUP)]
         rewards = {t.reward for t in group if len(t.sessions) > 1 or t.reward == 0}
 
     def reader(contexts, answers):

@@ -149,11 +149,11 @@ def scaling(model, tokenizer, task, args, optimizer):
 
 
 def session_scaling(model, tokenizer, task, args, optimizer):
-    """The same questions by a teacher that idles, or forks, more and more often: seconds of scoring and update per session."""
+    """The same questions by a teacher that compacts, or forks, more and more often: seconds of scoring and update per session."""
     print("\n| sessions per attempt | scoring + update, seconds | per session, over the first |\n|---|---|---|")
     first, score = None, partial(infogain.answer_logprob, model)
-    for idle in (0., .4, .8):
-        habits, rng = rollout.CAREFUL._replace(idle=idle, guess=0.), random.Random(2)
+    for waste in (0., .4, .8):
+        habits, rng = rollout.CAREFUL._replace(compact=waste, fork=waste, guess=0.), random.Random(2)
         questions = [rollout.make_question(rng, task.says["question"]) for _ in range(256)]
         trajectories = [rollout.demonstrate(question, task, tokenizer, rng, habits) for question in questions]
         train.credit(trajectories, 256, 0., 0.)

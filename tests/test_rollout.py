@@ -245,15 +245,15 @@ def test_only_the_models_own_final_action_answers(tokenizer, run_script):
 @pytest.mark.parametrize("clues, sessions", [(2, 1), (3, 3), (4, 5)])
 def test_teacher_succeeds_when_it_makes_no_mistakes(tokenizer, scenario, clues, sessions):
     """And it then needs one session for two clues, three for three, five for four: a context has room for two pages."""
-    rng, faultless, task = random.Random(0), rollout.Habits(0., 0., 0., 0., 0.), Task(scenario, rollout.WINDOWS[scenario])
+    rng, faultless, task = random.Random(0), rollout.Habits(0., 0., 0., 0., 0., 0.), Task(scenario, rollout.WINDOWS[scenario])
     attempts = [demonstrate(make_question(rng, clues=clues), task, tokenizer, rng, faultless) for _ in range(50)]
     assert all(t.reward == 1 and len(t.sessions) == sessions for t in attempts)
 
 
-def test_teacher_that_idles_wastes_sessions_and_nothing_else(tokenizer):
-    """It forks two clues that it has room for, or compacts after every page: as many sessions as it can waste, all right."""
-    rng, idle = random.Random(0), rollout.Habits(0., 1., 0., 0., 0.)
-    for scenario, sessions in (("compaction", [5, 7, 9]), ("subagent", [3, 5, 5])):
+def test_teacher_that_is_free_with_sessions_wastes_nothing_else(tokenizer):
+    """It compacts after every page, or forks every clue that it has room for: many sessions, all right."""
+    rng, idle = random.Random(0), rollout.Habits(0., 1., 1., 0., 0., 0.)
+    for scenario, sessions in (("compaction", [5, 7, 9]), ("subagent", [5, 5, 5])):
         for clues, count in zip((2, 3, 4), sessions):
             task = Task(scenario, rollout.WINDOWS[scenario])
             t = demonstrate(make_question(rng, clues=clues), task, tokenizer, rng, idle)
