@@ -663,7 +663,7 @@ def tiny_tokenizer():
 class Habits(NamedTuple):
     """How often the teacher errs."""
     forget: float       # drops a name from a summary
-    compact: float      # compacts a page where there is room for another one
+    compact: float      # compacts what it has seen before it is made to
     fork: float         # forks a clue where there is room for its page
     repeat: float       # searches for any clue instead of the next one
     guess: float        # answers before it can know, from a page or report that it has just seen

@@ -138,10 +138,9 @@ def table(measured, gain_weight):
 
 
 def plot(measured, path):
-    """Gain against contribution of every session of the starting policies, with the mean of each fifth of the gains."""
-    starts = {name: rows for name, (rows, _) in measured.items() if name.endswith("start")}
-    figure, axes = plt.subplots(1, len(starts), figsize=(5.5 * len(starts), 4.2), layout="constrained", squeeze=False)
-    for ax, (name, rows) in zip(axes[0], starts.items()):
+    """Gain against contribution of every session, with the mean of each fifth of the gains; a panel per policy."""
+    figure, axes = plt.subplots(1, len(measured), figsize=(5.5 * len(measured), 4.2), layout="constrained", squeeze=False)
+    for ax, (name, (rows, _)) in zip(axes[0], measured.items()):
         for kind, colour in KIND_COLOUR.items():
             own = sorted((row["gain"], row["contribution"]) for row in rows if row["kind"] == kind)
             if own:
@@ -187,7 +186,8 @@ def main():
             pooled[1].append(success)
             print(f"{folder} {name}: done", file=sys.stderr)
     print(table(measured, run.args.gain_weight))
-    plot(measured, flags.runs[0].parent / "contribution.png")
+    trained = {name: pooled for name, pooled in measured.items() if not name.endswith("start")}
+    plot(trained or measured, flags.runs[0].parent / "contribution.png")
 
 
 if __name__ == "__main__":
