@@ -260,6 +260,15 @@ def test_teacher_that_is_free_with_sessions_wastes_nothing_else(tokenizer):
             assert (t.reward, len(t.sessions)) == (1, count)
 
 
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
+def test_teacher_never_asks_for_what_does_not_fit(tokenizer, scenario):
+    """A fork whose report has no room ends the attempt without an error: such demonstrations teach an agent to fail."""
+    rng, task = random.Random(0), Task(scenario, rollout.WINDOWS[scenario])
+    for habits in (rollout.CAREFUL, *rollout.HABITS.values()):
+        attempts = [demonstrate(make_question(rng), task, tokenizer, rng, habits) for _ in range(100)]
+        assert all(t.stop != "out of window" for t in attempts)
+
+
 def test_a_summary_of_nothing_forgets_nothing():
     """An agent that compacts before it has searched knows as much as before: any name is still possible."""
     (opening, last), done, left, seen = rollout.read("<|im_start|> user paris cat <summary> : </summary> <|im_end|>")
