@@ -716,16 +716,15 @@ def teacher(text, task, rng, habits):
     todo = [clue for clue in clues if clue not in done]
     if not forks and seen and rng.random() < habits.compact:
         return "<compact/>"
-    through = not todo or forks and seen == 2           # a context has room for two pages or reports
+    room = 2 - seen                                     # a context has room for two pages or reports
+    through = not todo or forks and room == 0
     if delegated and through:
         return f"<report>{' '.join((left or [])[:6])}</report>"
     rash = habits.guess if seen else habits.blind * (left is None)
     if not delegated and (through or rng.random() < rash):
         return f"<answer>{rng.choice(left or NAMES)}</answer>"
-    if forks and not delegated:
-        needless = len(todo) <= 2 - seen
-        if not needless or rng.random() < habits.fork:
-            return f"<fork>{' '.join(todo[:1 if needless else 2])}</fork>"
+    if forks and not delegated and (len(todo) > room or rng.random() < habits.fork):
+        return f"<fork>{' '.join(todo[:2 if len(todo) > room else 1])}</fork>"
     return f"<search>{rng.choice(clues) if rng.random() < habits.repeat else todo[0]}</search>"
 
 

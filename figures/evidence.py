@@ -123,7 +123,7 @@ def clues_table(sweep):
             cells = [number(statistics.fmean(lines[-1][f"eval_{key}_by_pages"][clues] for lines in seeds.values()))
                      for key in ("success", "sessions") for clues in NEEDED]
             rows.append([f"{scenario}, {method}", *cells])
-    return markdown(["scenario, method", *(f"{key}, {clues} clues" for key in ("success", "sessions") for clues in "234")], rows)
+    return markdown(["scenario, method", *(f"{key}, {clues} clues" for key in ("success", "sessions") for clues in NEEDED)], rows)
 
 
 def starts_table(folder, sweep):

@@ -1,5 +1,6 @@
 """Sessions as literal rows of tokens; the harness with scripted actions; sampling against transformers' own generate."""
 import random
+import re
 
 import pytest
 import torch
@@ -250,13 +251,21 @@ def test_teacher_succeeds_when_it_makes_no_mistakes(tokenizer, scenario, clues, 
     assert all(t.reward == 1 and len(t.sessions) == sessions for t in attempts)
 
 
+def test_teacher_searches_the_clues_in_their_order(tokenizer):
+    """Which one comes next can then be copied from the question; in any order, some warm starts never learn what has been searched."""
+    rng, faultless = random.Random(0), rollout.Habits(0., 0., 0., 0., 0., 0.)
+    for question in [make_question(rng, clues=4) for _ in range(10)]:
+        session, = demonstrate(question, Task(window=120), tokenizer, rng, faultless).sessions
+        assert re.findall(r"<search> (\w+) </search>", tokenizer.decode(session.ids)) == question.question.split()
+
+
 def test_teacher_that_is_free_with_sessions_wastes_nothing_else(tokenizer):
     """It compacts after every page, or forks every clue that it has room for: many sessions, all right."""
-    rng, idle = random.Random(0), rollout.Habits(0., 1., 1., 0., 0., 0.)
+    rng, free = random.Random(0), rollout.Habits(0., 1., 1., 0., 0., 0.)
     for scenario, sessions in (("compaction", [5, 7, 9]), ("subagent", [5, 5, 5])):
         for clues, count in zip((2, 3, 4), sessions):
             task = Task(scenario, rollout.WINDOWS[scenario])
-            t = demonstrate(make_question(rng, clues=clues), task, tokenizer, rng, idle)
+            t = demonstrate(make_question(rng, clues=clues), task, tokenizer, rng, free)
             assert (t.reward, len(t.sessions)) == (1, count)
 
 
