@@ -501,9 +501,8 @@ def pad(rows, dtype=torch.long):
 
 # ---------------------------------------------------------------- the toy search task
 
-WINDOWS = {"compaction": 74, "subagent": 60}  # the scenarios, and a window that is too small for all pages,
-# in words of the tiny tokenizer, and in those of a pretrained one
-PLAIN_WINDOWS = {"compaction": 496, "subagent": 344}
+# the scenarios, and the tiny model's window, which is too small for all pages of most questions
+WINDOWS = {"compaction": 74, "subagent": 60}
 NAMES = "anna boris clara david emma felix greta hugo ines jonas kira leon maria nils olga paul".split()
 TOPICS = {"city": "paris rome oslo cairo lima delhi", "pet": "cat dog parrot hamster rabbit turtle",
           "drink": "tea coffee milk juice cocoa water", "sport": "chess tennis judo rowing golf hockey"}

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,8 +41,8 @@ from figures.report import (agreement, cost, files_of, gains_by_case, mean, note
                             write_trajectories)
 from infogain import answer_logprob, batches, score_sessions, token_logprobs
 from mosaic import normalize_by_kind, session_advantage, trajectory_advantage
-from rollout import (CAREFUL, HABITS, PLAIN, PLAIN_WINDOWS, WINDOWS, SlotCache, Task, TurnCache, control,
-                     demonstrate, encode, keeps_keys, least_window, make_question, read_action, read_tasks,
+from rollout import (CAREFUL, HABITS, PLAIN, WINDOWS, SlotCache, Task, TurnCache, control, demonstrate,
+                     encode, keeps_keys, least_window, make_question, read_action, read_tasks,
                      sample_attempts, tiny_tokenizer)
 
 METHODS = ("broadcast", "usage", "gain", "mosaic")
@@ -515,12 +515,11 @@ def load_tokenizer(args):
 
 def load_tasks(args, task, tokenizer):
     """The questions of --tasks; each must fit the window, and its answer be one that an action can give."""
-    question = make_question(seeded("the longest"), task.says["question"], clues=4)
-    need = least_window(question, task, tokenizer)
-    if not args.tasks and need > task.window:
-        fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} tokens "
-             f"and a page; use --window {need} or more")
     if not args.tasks:
+        need = toy_window(task, tokenizer)
+        if need > task.window:
+            fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} "
+                 f"tokens and a page; use --window {need} or more")
         return []
     if not task.plain:
         fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
@@ -535,6 +534,13 @@ def load_tasks(args, task, tokenizer):
             raise ValueError(f"{args.tasks} has changed since the run began")
         args.tasks_digest = digest
     return tasks
+
+
+def toy_window(task, tokenizer):
+    """The least window in which every page of the toy world can be seen, by a hundred long questions."""
+    rng = seeded("the longest")
+    questions = [make_question(rng, task.says["question"], clues=4) for _ in range(100)]
+    return max(least_window(question, task, tokenizer) for question in questions)
 
 
 def check_question(question, where, task, tokenizer):
@@ -653,7 +659,8 @@ def parse_args(argv=None):
     add("--method", ["broadcast", "mosaic"], "one or more, from the same start", choices=METHODS, nargs="+")
     add("--model", "tiny", "tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
     add("--tasks", None, "a JSONL file of your own questions (see README) instead of the toy world's")
-    add("--window", (WINDOWS, PLAIN_WINDOWS), "tokens of a context", type=count)
+    add("--window", None, "tokens of a context (default: 74 with compaction and 60 with subagents for the "
+        "tiny model, for others the least in which every page of the toy world can be seen)", type=count)
     add("--turns", 20, "actions per attempt, of all its agents together", type=count)
     add("--limit", (14, 48), "tokens of an action", type=count)
     add("--steps", 60, "GRPO steps", type=number(int, 0))
@@ -712,11 +719,13 @@ def settle(args, tokenizer):
         args.warm_start = 0
     for name, value in vars(args).items():
         if isinstance(value, tuple):
-            value = value[plain]
-            setattr(args, name, value[args.scenario] if name == "window" else value)
+            setattr(args, name, value[plain])
     if args.dtype is None:
         args.dtype = "bfloat16" if plain and args.device.startswith("cuda") else "float32"
-    return Task(args.scenario, args.window, args.turns, args.limit, plain, own=bool(args.tasks))
+    task = Task(args.scenario, WINDOWS[args.scenario], args.turns, args.limit, plain, own=bool(args.tasks))
+    if args.window is None:         # tokenizers differ in how many tokens they make of the same text
+        args.window = toy_window(task, tokenizer) if plain else task.window
+    return replace(task, window=args.window)
 
 
 def check_out(args):

@@ -1,4 +1,6 @@
 """What a user may bring: models that are not what the fast path assumes, tokenizers, templates, windows, answers."""
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import byte_level_tokenizer, settled, written
@@ -212,6 +214,19 @@ def test_an_answer_that_no_action_can_give_is_an_error(answer, word):
 
 
 # ---------------------------------------------------------------- windows
+
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
+def test_the_default_window_suits_the_tokenizer(bpe, scenario, capsys):
+    """Whatever a pretrained model's tokenizer makes of the texts, a faultless agent can answer; a smaller window is refused."""
+    args = train.parse_args(["--scenario", scenario, "--model", "any", "--limit", "110"])
+    task, rng = train.settle(args, bpe), train.seeded("any")
+    assert train.load_tasks(args, task, bpe) == [] and task.window == args.window
+    for _ in range(20):
+        question = rollout.make_question(rng, task.says["question"])
+        assert rollout.demonstrate(question, task, bpe, rng, rollout.Habits(0, 0, 0, 0, 0, 0)).reward == 1
+    smaller = replace(task, window=task.window - 1)
+    assert f"use --window {task.window} or more" in refused(capsys, lambda: train.load_tasks(args, smaller, bpe))
+
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
 @pytest.mark.parametrize("flags", [["--window", "30"], ["--limit", "70"]])
