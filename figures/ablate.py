@@ -18,7 +18,7 @@ SCALED, FOLLOWING = "own / scale", "following.normalized_gain"
 VARIANTS = {
     # the ablation: choices that keep faith with the sources
     "centered": (mosaic, "normalize_by_kind", SCALED, "(own - own.mean()) / ((own - own.mean()).square().mean().sqrt() + noise)"),
-    "raw": (infogain, "score_sessions", "own.clamp(min=floor)", "own"),
+    "raw": (infogain, "score_sessions", "own.clamp(min=floor)", "own.clone()"),
     "turns": (infogain, "score_sessions", 't.stop != "answered":\n            own[-1] = floor', "False:\n            own[-1] = floor"),
     "group": (train, "credit", "    sessions = [session for t in trajectories for session in t.sessions]", """    for i in range(0, len(trajectories), group_size):
         own = [session for t in trajectories[i:i + group_size] for session in t.sessions]

@@ -60,14 +60,14 @@ def on_the_way(lines, key):
 
 
 def read_ablation(folder, sweep):
-    """{scenario: {variant: {seed: last evaluation}}}, Mosaic itself, on the same seeds, first."""
+    """{scenario: {variant: {seed: evaluations}}}, Mosaic itself, on the same seeds, first."""
     ablation = {}
     for path in sorted(Path(folder).glob("ablation/*/*-*/mosaic/metrics.jsonl")):
         variant, (scenario, seed) = path.parts[-4], path.parts[-3].split("-")
         lines, own = evaluations(read_lines(path)), sweep[scenario]["mosaic"]
         if seed in own and len(lines) == len(own[seed]):
-            ablation.setdefault(scenario, {"mosaic": {}}).setdefault(variant, {})[seed] = lines[-1]
-            ablation[scenario]["mosaic"][seed] = own[seed][-1]
+            ablation.setdefault(scenario, {"mosaic": {}}).setdefault(variant, {})[seed] = lines
+            ablation[scenario]["mosaic"][seed] = own[seed]
     return ablation
 
 
@@ -99,19 +99,19 @@ def result_table(sweep):
     return markdown(["scenario, method", "seeds", *MEASURES], rows)
 
 
-def difference_table(sweep):
-    """Paired differences to broadcasting, with 95 % intervals; bold where the interval is without 0."""
+def difference_table(sweep, base):
+    """Paired differences to the method `base`, with 95 % intervals; bold where the interval is without 0."""
     rows = []
     for scenario, methods in sweep.items():
-        for method in [method for method in methods if method != "broadcast"]:
+        for method in [method for method in methods if method != base]:
             cells = []
             for when, key, digits in MEASURES.values():
-                pairs = [(when(methods[method][seed], key), when(methods["broadcast"][seed], key)) for seed in methods[method]]
+                pairs = [(when(methods[method][seed], key), when(methods[base][seed], key)) for seed in methods[method]]
                 mean, half = interval([a - b for a, b in pairs if a is not None and b is not None])
                 text = f"{mean:+.{digits}f} ± {half:.{digits}f}"
                 cells.append(f"**{text}**" if abs(mean) > half else text)
             rows.append([f"{scenario}, {method}", *cells])
-    return markdown(["scenario, method - broadcast", *MEASURES], rows)
+    return markdown([f"scenario, method - {base}", *MEASURES], rows)
 
 
 def clues_table(sweep):
@@ -165,17 +165,6 @@ def shares(lines):
     return {n: count / max(sum(counts.values()), 1) for n, count in counts.items()}
 
 
-def ablation_table(ablation):
-    rows = []
-    for scenario, variants in ablation.items():
-        for variant, seeds in variants.items():
-            rows.append([f"{scenario}, {variant}", str(len(seeds)), *(number(mean_of(seeds.values(), key)) for key in (
-                "success", "success_greedy", "sessions", "out_of_turns"))])
-            rows[-1] += ["", ""] if variant == "mosaic" else [
-                f"{statistics.fmean(seeds[s][f'eval_{key}'] - variants['mosaic'][s][f'eval_{key}'] for s in seeds):+.2f}" for key in ("success", "sessions")]
-    return markdown(["scenario, variant", "seeds", "success", "greedy", "sessions", "out of turns", "success - Mosaic's", "sessions - Mosaic's"], rows)
-
-
 def plot_sweep(sweep, path):
     """Learning curves on held-out questions: mean over seeds, with a band of its 95 % interval."""
     panels = {"success": "success (sampled)", "sessions_per_success": "sessions per success"}
@@ -223,7 +212,7 @@ def plot_ablation(ablation, path):
     for row, (scenario, variants) in zip(axes, ablation.items()):
         for ax, key in zip(row, ("success", "sessions")):
             for y, seeds in enumerate(variants.values()):
-                values = [line[f"eval_{key}"] for line in seeds.values()]
+                values = [last(lines, key) for lines in seeds.values()]
                 ax.plot(values, [y] * len(values), "o", color="#D55E00" if y == 0 else "#0072B2", markersize=5)
                 ax.plot(statistics.fmean(values), y, "|", color="black", markersize=16)
             ax.set(title=f"{scenario}: {key} after training", yticks=range(len(variants)), yticklabels=list(variants))
@@ -239,12 +228,12 @@ def main():
     folder = parser.parse_args().sweep
     sweep = read_sweep(folder)
     ablation = read_ablation(folder, sweep)
-    print(result_table(sweep), difference_table(sweep), clues_table(sweep), starts_table(folder, sweep),
+    print(result_table(sweep), difference_table(sweep, "broadcast"), clues_table(sweep), starts_table(folder, sweep),
           allocation_table(sweep), sep="\n")
     plot_sweep(sweep, folder.parent / "sweep.png")
     plot_utility(sweep, folder.parent / "utility.png")
     if ablation:
-        print(ablation_table(ablation))
+        print(difference_table(ablation, "mosaic"))
         plot_ablation(ablation, folder.parent / "ablation.png")
 
 
