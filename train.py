@@ -513,22 +513,14 @@ def load_tokenizer(args):
         return tokenizer
 
 
-def load_tasks(args, task, tokenizer):
-    """The questions of --tasks; each must fit the window, and its answer be one that an action can give."""
+def load_tasks(args):
+    """The questions of --tasks; none without."""
     if not args.tasks:
-        need = toy_window(task, tokenizer)
-        if need > task.window:
-            fail(f"--window {task.window} has no room for a question, an action of --limit {task.limit} "
-                 f"tokens and a page; use --window {need} or more")
         return []
-    if not task.plain:
-        fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
     with refusing("--tasks"):
         tasks = read_tasks(args.tasks)
         if len({question.question for question in tasks}) < 2 and args.steps:
             raise ValueError(f"{args.tasks} holds fewer than two different questions, but one is held out")
-        for line, question in enumerate(tasks, 1):
-            check_question(question, f"{args.tasks}, question {line}", task, tokenizer)
         digest = hashlib.sha256(Path(args.tasks).read_bytes()).hexdigest()
         if args.tasks_digest not in (None, digest):
             raise ValueError(f"{args.tasks} has changed since the run began")
@@ -536,25 +528,14 @@ def load_tasks(args, task, tokenizer):
     return tasks
 
 
-def toy_window(task, tokenizer):
-    """The least window in which every page of the toy world can be seen, by a hundred long questions."""
-    rng = seeded("the longest")
-    questions = [make_question(rng, task.says["question"], clues=4) for _ in range(100)]
-    return max(least_window(question, task, tokenizer) for question in questions)
-
-
-def check_question(question, where, task, tokenizer):
-    """ValueError where no attempt could see a page of the question, or no action give its answer."""
-    need = least_window(question, task, tokenizer)
-    if need > task.window:
-        raise ValueError(f"{where}: the question, a summary or fork, a search and its longest page may take "
-                         f"{need} tokens; shorten the page or use --window {need} or more")
+def check_answer(question, where, limit, tokenizer):
+    """The answer of a question must be one that an action can give."""
     ids = (*encode(tokenizer, f"<answer>{question.answer}</answer>"), control(tokenizer)[1])
-    if len(ids) > task.limit:
-        raise ValueError(f"{where}: to answer takes {len(ids)} tokens, more than --limit {task.limit}")
+    if len(ids) > limit:
+        fail(f"{where}: to answer takes {len(ids)} tokens, more than --limit {limit}")
     if read_action(tokenizer, ids) != ("answer", question.answer):
-        raise ValueError(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or "
-                         "characters that the tokenizer changes")
+        fail(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or characters that "
+             "the tokenizer changes")
 
 
 def load_model(args, task, tokenizer):
@@ -660,7 +641,7 @@ def parse_args(argv=None):
     add("--model", "tiny", "tiny, or a folder or hub name of a causal language model with a ChatML tokenizer")
     add("--tasks", None, "a JSONL file of your own questions (see README) instead of the toy world's")
     add("--window", None, "tokens of a context (default: 74 with compaction and 60 with subagents for the "
-        "tiny model, for others the least in which every page of the toy world can be seen)", type=count)
+        "tiny model, for others the least in which every page of all questions can be seen)", type=count)
     add("--turns", 20, "actions per attempt, of all its agents together", type=count)
     add("--limit", (14, 48), "tokens of an action", type=count)
     add("--steps", 60, "GRPO steps", type=number(int, 0))
@@ -711,8 +692,8 @@ def saved_settings(out, given):
     return saved | given
 
 
-def settle(args, tokenizer):
-    """Fill in the settings that depend on the kind of model, which its tokenizer tells. Returns the Task."""
+def settle(args, tokenizer, tasks=()):
+    """Fill in the settings that depend on the tokenizer and on the user's questions. Returns the Task."""
     known = encode(tokenizer, PLAIN["compaction"][0])
     plain = tokenizer.unk_token_id is None or tokenizer.unk_token_id not in known
     if args.model != "tiny" and isinstance(args.warm_start, tuple):
@@ -722,10 +703,24 @@ def settle(args, tokenizer):
             setattr(args, name, value[plain])
     if args.dtype is None:
         args.dtype = "bfloat16" if plain and args.device.startswith("cuda") else "float32"
-    task = Task(args.scenario, WINDOWS[args.scenario], args.turns, args.limit, plain, own=bool(args.tasks))
-    if args.window is None:         # tokenizers differ in how many tokens they make of the same text
-        args.window = toy_window(task, tokenizer) if plain else task.window
+    if tasks and not plain:
+        fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
+    task = Task(args.scenario, 0, args.turns, args.limit, plain, own=bool(tasks))
+    needs = [least_window(question, task, tokenizer) for question in tasks or long_questions(task)]
+    if args.window is None:
+        args.window = max(needs) if plain else WINDOWS[args.scenario]
+    for number, need in enumerate(needs, 1):
+        if need > args.window:
+            where = f"question {number} of {args.tasks}" if tasks else "a question of the toy world"
+            fail(f"--window {args.window} has no room for {where}, which, with a summary or fork, a search and its "
+                 f"longest page, may take {need} tokens; use --window {max(needs)} or more")
     return replace(task, window=args.window)
+
+
+def long_questions(task):
+    """A hundred questions with four clues: tokenizers differ in how many tokens they make of the same text."""
+    rng = seeded("the longest")
+    return [make_question(rng, task.says["question"], clues=4) for _ in range(100)]
 
 
 def check_out(args):
@@ -760,29 +755,34 @@ def begin_run(args, out):
     args.begun = True
 
 
+def prepare(args):
+    """From settings to a Run: tokenizer, questions, limits, starting policy. Bad input ends it here."""
+    tokenizer, tasks = load_tokenizer(args), load_tasks(args)
+    task = settle(args, tokenizer, tasks)
+    for number, question in enumerate(tasks, 1):
+        check_answer(question, f"question {number} of {args.tasks}", args.limit, tokenizer)
+    return Run(args, task, tokenizer, load_model(args, task, tokenizer), tasks)
+
+
 def main(args):
     transformers.utils.logging.disable_progress_bar()       # none of the library's between ours
     transformers.utils.logging.set_verbosity_error()
     check_out(args)
     if args.group_size == 1:
         print("warning: in a group of one there is nothing to compare, so A is 0; use --group-size 2 or more")
-    tokenizer, out = load_tokenizer(args), Path(args.out)
-    task = settle(args, tokenizer)
-    tasks = load_tasks(args, task, tokenizer)
-    model = load_model(args, task, tokenizer)
+    run, out = prepare(args), Path(args.out)
     begin_run(args, out)
     if args.model != "tiny" and args.warm_start and not (out / "start").exists():
-        warm_start(model, task, tokenizer, args, attempts=4, lr=2e-4)
-        save(out / "start", model, tokenizer)
-    run = Run(args, task, tokenizer, model, tasks)
-    unused = len(tasks) - len(training_tasks(run)) - len(held_out_questions(run)) if tasks else 0
+        warm_start(run.start, run.task, run.tokenizer, args, attempts=4, lr=2e-4)
+        save(out / "start", run.start, run.tokenizer)
+    unused = len(run.tasks) - len(training_tasks(run)) - len(held_out_questions(run)) if run.tasks else 0
     if unused > 0:
-        print(f"{unused} of {len(tasks)} tasks ask the same as one that is held out, and are not trained on")
+        print(f"{unused} of {len(run.tasks)} tasks ask the same as one that is held out, and are not trained on")
     for method in dict.fromkeys(args.method):
         if not finished(out / method, args.steps):
             train(method, run, out / method)
     plot_curves(out)
-    print(f"\n{table(out)}\n\n{files_of(out, args.method[-1], args.scenario)}")
+    print(f"\n{table(out)}\n\n{files_of(out, args.method[-1], args)}")
 
 
 def run_command(args):

@@ -159,9 +159,7 @@ def policies(folder):
     """(name, model, run) of the starting policy and the trained ones of a run's folder."""
     args = train.parse_args(["--resume", "--out", str(folder)])
     args.group_size = GROUP
-    tokenizer = train.load_tokenizer(args)
-    task = train.settle(args, tokenizer)
-    run = train.Run(args, task, tokenizer, train.load_model(args, task, tokenizer), train.load_tasks(args, task, tokenizer))
+    run = train.prepare(args)
     yield f"{args.scenario}, start", run.start, run
     for method in train.METHODS:
         if (folder / method / "model").exists():
@@ -179,7 +177,8 @@ def main():
     for number, folder in enumerate(flags.runs):
         for name, model, run in policies(folder):
             rng = train.seeded(run.args.seed, "contribution questions")
-            questions = [make_question(rng, run.task.says["question"]) for _ in range(flags.questions)]
+            questions = train.held_out_questions(run)[:flags.questions] if run.tasks else [
+                make_question(rng, run.task.says["question"]) for _ in range(flags.questions)]
             rows, success = measure(model, run, questions)
             pooled = measured.setdefault(name, ([], []))
             pooled[0].extend({**row, "question": (number, row["question"])} for row in rows)

@@ -56,7 +56,9 @@ def table(run):
     shown = list(pages) if len(pages) <= 4 else []
     head = ["method", *columns, *(f"sessions, {count} pages" for count in shown), "minutes"]
     rows = [head]
-    for name, lines in {"(start)": next(iter(runs.values()))[:1], **runs}.items():
+    if any(len(lines) > 1 for lines in runs.values()):      # else nothing was trained: every method is the start
+        runs = {"(start)": next(iter(runs.values()))[:1], **runs}
+    for name, lines in runs.items():
         way = [line["eval_success"] for line in lines if line["step"]] or [None]
         last = lines[-1] | {"eval_on_the_way": None if None in way else sum(way) / len(way)}
         values = [last[f"eval_{key}"] for key in columns.values()] + [last["eval_sessions_by_pages"].get(count) for count in shown]

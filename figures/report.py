@@ -126,11 +126,12 @@ def notes(line, first, failed):
         yield "loss or gradient is not finite; the step is skipped"
 
 
-def files_of(run, method, scenario):
+def files_of(run, method, args):
     """Where a finished run's results are, and what to try next."""
+    flags = f"--scenario {args.scenario} --window {args.window}{f' --tasks {args.tasks}' if args.tasks else ''}"
     return f"""{run}/config.json  all settings
 {run}/curves.png  learning curves of every method
 {run}/{method}/metrics.jsonl  a line per step (so for each method)
 {run}/{method}/trajectories.jsonl  one group of attempts per evaluation, session by session
 {run}/{method}/model  the trained model, in Hugging Face format
-Watch it work: python figures/walk.py --model {run}/{method}/model --scenario {scenario}"""
+Watch it work: python figures/walk.py --model {run}/{method}/model {flags}"""

@@ -5,7 +5,8 @@
     python figures/walk.py --model FOLDER --tasks tasks.jsonl           # on a question of your own
 
 Scripted attempts are an imperfect teacher's, scored as a careful reader would: each name still possible is equally
-likely. With --model the model samples them there and then, and scores its own states. --seed draws another question.
+likely. With --model the model samples them there and then, and scores its own states; other flags are train.py's, such
+as --tasks, --window and --temperature. --seed draws another question.
 """
 import argparse
 import math
@@ -43,16 +44,11 @@ def scripted(scenario, seed):
     return group, tokenizer
 
 
-def sampled(flags):
+def sampled(args):
     """The same, sampled and scored by a saved model."""
-    args = train.parse_args(["--group-size", str(GROUP), "--scenario", flags.scenario, "--model", flags.model, "--seed",
-                             str(flags.seed), *(["--tasks", flags.tasks] if flags.tasks else [])])
-    tokenizer = train.load_tokenizer(args)
-    task = train.settle(args, tokenizer)
-    tasks = train.load_tasks(args, task, tokenizer)
-    run = train.Run(args, task, tokenizer, train.load_model(args, task, tokenizer), tasks)
+    run = train.prepare(args)
     question = train.seeded(args.seed, "walk").choice(train.held_out_questions(run))
-    return train.collect(run.start, run, [question], "walk")[0], tokenizer
+    return train.collect(run.start, run, [question], "walk")[0], run.tokenizer
 
 
 def lines_of(session, tokenizer):
@@ -124,18 +120,19 @@ def show_equations(group, tokenizer, usage, gain_weight):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--model", help="a saved model's folder; without, the attempts are scripted")
     parser.add_argument("--scenario", choices=list(WINDOWS), default="compaction")
     parser.add_argument("--seed", type=int, default=0, help="draws the question and the attempts")
-    parser.add_argument("--tasks", help="a task file: one of its held-out questions instead of the toy world's")
-    flags = parser.parse_args()
+    flags, others = parser.parse_known_args()
+    if others and not flags.model:
+        parser.error(f"{others[0]} is for a --model; without one, there is --scenario and --seed")
     train.transformers.utils.logging.disable_progress_bar()
-    group, tokenizer = sampled(flags) if flags.model else scripted(flags.scenario, flags.seed)
-    weights = train.parse_args([])
-    train.credit(group, GROUP, weights.usage, weights.gain_weight)
+    args = train.parse_args([*sys.argv[1:], "--group-size", str(GROUP)])
+    group, tokenizer = sampled(args) if flags.model else scripted(args.scenario, args.seed)
+    train.credit(group, GROUP, args.usage, args.gain_weight)
     show_attempts(group, tokenizer)
-    show_equations(group, tokenizer, weights.usage, weights.gain_weight)
+    show_equations(group, tokenizer, args.usage, args.gain_weight)
 
 
 if __name__ == "__main__":

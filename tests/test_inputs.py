@@ -205,12 +205,11 @@ def composing_tokenizer():
 @pytest.mark.parametrize("answer, word", [
     ("cafe\u0301", "no action can give"), ("<answer>", "no action can give"), ("lone \ud800", "no action can give"),
     ("anna " * 60, "more than --limit")])
-def test_an_answer_that_no_action_can_give_is_an_error(answer, word):
+def test_an_answer_that_no_action_can_give_is_an_error(answer, word, capsys):
     tokenizer = composing_tokenizer()
-    task = Task("compaction", 3000, 4, 48, plain=True)
-    with pytest.raises(ValueError, match=word):
-        train.check_question(Question("q", " ".join(answer.split()), {"q": "text"}), "line 1", task, tokenizer)
-    train.check_question(Question("q", "caf\u00e9", {"q": "text"}), "line 1", task, tokenizer)
+    question = Question("q", " ".join(answer.split()), {"q": "text"})
+    assert word in refused(capsys, lambda: train.check_answer(question, "question 1", 48, tokenizer))
+    train.check_answer(replace(question, answer="caf\u00e9"), "question 1", 48, tokenizer)
 
 
 # ---------------------------------------------------------------- windows
@@ -220,25 +219,37 @@ def test_the_default_window_suits_the_tokenizer(bpe, scenario, capsys):
     """Whatever a pretrained model's tokenizer makes of the texts, a faultless agent can answer; a smaller window is refused."""
     args = train.parse_args(["--scenario", scenario, "--model", "any", "--limit", "110"])
     task, rng = train.settle(args, bpe), train.seeded("any")
-    assert train.load_tasks(args, task, bpe) == [] and task.window == args.window
+    assert task.window == args.window
     for _ in range(20):
         question = rollout.make_question(rng, task.says["question"])
         assert rollout.demonstrate(question, task, bpe, rng, rollout.Habits(0, 0, 0, 0, 0, 0)).reward == 1
-    smaller = replace(task, window=task.window - 1)
-    assert f"use --window {task.window} or more" in refused(capsys, lambda: train.load_tasks(args, smaller, bpe))
+    args.window -= 1
+    assert f"use --window {task.window} or more" in refused(capsys, lambda: train.settle(args, bpe))
+
+
+@pytest.mark.parametrize("scenario", rollout.WINDOWS)
+def test_the_default_window_suits_the_users_questions(bpe, scenario, capsys):
+    """Of two questions, the one with the longer page decides; one token less is refused, and the message names that question."""
+    args = train.parse_args(["--scenario", scenario, "--model", "any", "--tasks", "mine.jsonl"])
+    tasks = [Question("Which river?", "Daugava", {"Riga": "on the Daugava " * n}) for n in (2, 9)]
+    task = train.settle(args, bpe, tasks)
+    assert task.own and task.window == args.window == least_window(tasks[1], task, bpe) > least_window(tasks[0], task, bpe)
+    attempt = rollout.Attempt(tasks[1], task, bpe)
+    attempt.act(written(bpe, "<search>Riga</search>"), [0.] * len(written(bpe, "<search>Riga</search>")))
+    assert attempt.log[-1][0] == "observe" and not attempt.stop
+    args.window -= 1
+    error = refused(capsys, lambda: train.settle(args, bpe, tasks))
+    assert "question 2 of mine.jsonl" in error and f"use --window {task.window} or more" in error
 
 
 @pytest.mark.parametrize("scenario", rollout.WINDOWS)
 @pytest.mark.parametrize("flags", [["--window", "30"], ["--limit", "70"]])
 def test_a_window_without_room_for_a_page_is_refused(tmp_path, scenario, flags, capsys):
     """And the one that the message names does: also after the longest summary, a search shows its page."""
-    args = settled("--scenario", scenario, *flags)
     tokenizer = rollout.tiny_tokenizer()
+    error = refused(capsys, lambda: settled("--scenario", scenario, *flags))
+    args = settled("--scenario", scenario, *flags, "--window", error.split("use --window ")[1].split()[0])
     task = Task(scenario, args.window, args.turns, args.limit)
-    error = refused(capsys, lambda: train.load_tasks(args, task, tokenizer))
-    args.window = int(error.split("use --window ")[1].split()[0])
-    task = Task(scenario, args.window, args.turns, args.limit)
-    assert train.load_tasks(args, task, tokenizer) == []
     question = rollout.make_question(train.seeded("any"), clues=4)
     first, attempt = list(question.pages)[0], rollout.Attempt(question, task, tokenizer)
     actions = [f"<search>{first}</search>"]

@@ -14,6 +14,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen
 import infogain
 import rollout
 import train
+from figures import walk
 from figures.report import spans
 from rollout import PLAIN, Task, make_question
 
@@ -313,7 +314,8 @@ def test_a_run_on_own_tasks(saved, tmp_path, capsys):
     shown = [json.loads(row) for row in (tmp_path / "run/mosaic/trajectories.jsonl").read_text().splitlines()]
     assert len(lines) == 3 and {row["question"] for row in shown} == {f"{GOOD['question']} (3)"}       # the last one is held out
     assert json.loads((tmp_path / "run/config.json").read_text())["tasks"] == str(tmp_path / "tasks.jsonl")
-    for text, word in ((line() + b"\n" + line(), "fewer than two"), (line() + b"\n" + line(question="Another?", pages={"x": "the Daugava " * 900}), "question 2: the question")):
+    long = line(question="Another?", pages={"x": "the Daugava " * 900})
+    for text, word in ((line() + b"\n" + line(), "fewer than two"), (line() + b"\n" + long, "question 2 of")):
         (tmp_path / "tasks.jsonl").write_bytes(text)
         with pytest.raises(SystemExit) as stop:
             run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32)
@@ -354,12 +356,17 @@ def test_own_questions_have_an_opening_of_their_own(bpe):
 
 
 @pytest.mark.parametrize("saved", ["qwen3"], indirect=True)
-def test_a_saved_model_is_evaluated_on_a_task_file(saved, tmp_path, capsys):
-    """--steps 0: all questions, a 95 % interval in the table, the numbers as JSON."""
+def test_a_saved_model_is_evaluated_on_a_task_file_and_watched(saved, tmp_path, capsys, monkeypatch):
+    """--steps 0: all questions, a 95 % interval in the table, the numbers as JSON; the command that its last line names works."""
     (tmp_path / "tasks.jsonl").write_bytes(b"\n".join(line(question=f"{GOOD['question']} ({i})") for i in range(3)))
     metrics, = run(saved, tmp_path / "run", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32, "--steps", 0)
-    assert metrics["eval_success"] == 0 == metrics["eval_success_interval"] and "0.00 \u00b1 0.00" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert metrics["eval_success"] == 0 == metrics["eval_success_interval"] and out.count("0.00 \u00b1 0.00") == 1
     assert sum(metrics["eval_attempts_by_sessions"].values()) == 3 * 2
+    monkeypatch.setattr(sys, "argv", out.splitlines()[-1].removeprefix("Watch it work: python ").split())
+    walk.main()
+    said = capsys.readouterr().out
+    assert "--window 1200" in out and f"Question: {GOOD['question']} (" in said and "=== (5)" in said
 
 
 def test_the_readmes_conversion_of_hotpotqa(tmp_path):

@@ -313,13 +313,15 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(tmp_path, tokenizer, m
     (held / "config.json").write_text("{}")
     other.mkdir()
     (other / "letter.txt").write_text("keep me")
+    (other / "tasks.jsonl").write_text("".join('{"question": "%d", "answer": "it", "pages": {"x": "it"}}\n' % i for i in range(2)))
     train.tiny_model(tokenizer, 0).save_pretrained(no_tokenizer)
     new, before = ["--out", tmp_path / "new"], sorted(tmp_path.rglob("*"))
     capfd.readouterr()
     for row, word in [(["--model", tmp_path / "nothing-here", *new], "--model"), (["--model", no_tokenizer, *new], "--model"),
                       (["--device", "cuda:7", *new], "--device cpu"), (["--device", "abacus", *new], "--device cpu"),
                       (["--resume", *new], "--resume"), (["--out", other], "no run"), (["--overwrite", "--out", other], "no run"),
-                      (["--tasks", other / "letter.txt", *new], "pretrained"), (["--out", held], "--overwrite")]:
+                      (["--tasks", other / "letter.txt", *new], "line 1"), (["--tasks", other / "tasks.jsonl", *new], "pretrained"),
+                      (["--out", held], "--overwrite")]:
         monkeypatch.setattr(sys, "argv", ["train.py", *map(str, [*row, "--cache", tmp_path / "cache", *SMALL])])
         with pytest.raises(SystemExit) as stop:
             train.main(train.parse_args())
