@@ -534,8 +534,8 @@ def check_answer(question, where, limit, tokenizer):
     if len(ids) > limit:
         fail(f"{where}: to answer takes {len(ids)} tokens, more than --limit {limit}")
     if read_action(tokenizer, ids) != ("answer", question.answer):
-        fail(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or characters that "
-             "the tokenizer changes")
+        fail(f"{where}: no action can give the answer {question.answer!r}: it holds a tag, or characters "
+             "that the tokenizer changes")
 
 
 def load_model(args, task, tokenizer):
@@ -712,13 +712,13 @@ def settle(args, tokenizer, tasks=()):
     for number, need in enumerate(needs, 1):
         if need > args.window:
             where = f"question {number} of {args.tasks}" if tasks else "a question of the toy world"
-            fail(f"--window {args.window} has no room for {where}, which, with a summary or fork, a search and its "
-                 f"longest page, may take {need} tokens; use --window {max(needs)} or more")
+            fail(f"--window {args.window} has no room for {where}, which, with a summary or fork, a search and "
+                 f"its longest page, may take {need} tokens; use --window {max(needs)} or more")
     return replace(task, window=args.window)
 
 
 def long_questions(task):
-    """A hundred questions with four clues: tokenizers differ in how many tokens they make of the same text."""
+    """A hundred questions with four clues: they differ in how many tokens a tokenizer makes of them."""
     rng = seeded("the longest")
     return [make_question(rng, task.says["question"], clues=4) for _ in range(100)]
 
@@ -777,7 +777,7 @@ def main(args):
         save(out / "start", run.start, run.tokenizer)
     unused = len(run.tasks) - len(training_tasks(run)) - len(held_out_questions(run)) if run.tasks else 0
     if unused > 0:
-        print(f"{unused} of {len(run.tasks)} tasks ask the same as one that is held out, and are not trained on")
+        print(f"{unused} of {len(run.tasks)} tasks ask the same as one that is held out: not trained on")
     for method in dict.fromkeys(args.method):
         if not finished(out / method, args.steps):
             train(method, run, out / method)

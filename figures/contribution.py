@@ -6,8 +6,8 @@ The value V of a state is the share of successes when the policy goes on from it
 attempt's own actions are replayed through the harness, and the policy plays on, many times. A session's contribution is
 V(after) - V(before), in probability of success; after an attempt that ended without an answer, V is 0. Measured for the
 starting policy of each run and for every trained model in it. Prints the correlation of credit and contribution, with
-95 % intervals from resampling the questions (runs of one scenario, such as several seeds, are pooled), and writes
-contribution.png beside the first run.
+95 % intervals from resampling the questions (runs of one scenario, such as several seeds, are pooled), and how well the
+starting policy reads; writes contribution.png beside the first run.
 """
 import argparse
 import math
@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import train    # noqa: E402
 from figures.plot import KIND_COLOUR  # noqa: E402
 from figures.report import spans  # noqa: E402
+from infogain import answer_logprob  # noqa: E402
 from mosaic import session_advantage  # noqa: E402
-from rollout import Attempt, make_question, play  # noqa: E402
+from rollout import CAREFUL, Attempt, answer_tokens, demonstrate, make_question, play, read  # noqa: E402
 
 GROUP, CONTINUATIONS = 8, 16
 
@@ -137,6 +138,37 @@ def table(measured, gain_weight):
     return "\n".join(lines)
 
 
+def reading(run):
+    """How well the starting policy reads: its score of the right answer where a faultless teacher's sessions end.
+
+    Beside it a careful reader's, to whom each name still possible is equally likely. Returns rows (clues of the
+    question, clues that pages, summaries and reports have covered so far, score, careful reader's score).
+    """
+    rng, rows, contexts, answers = train.seeded(run.args.seed, "reading"), [], [], []
+    for _ in range(100):
+        question = make_question(rng)
+        faultless = CAREFUL._replace(forget=0, repeat=0, guess=0, blind=0)
+        for session in demonstrate(question, run.task, run.tokenizer, rng, faultless).sessions:
+            (_, last), known, left, _ = read(run.tokenizer.decode(session.after))
+            if session.kind != "subagent" and last != run.task.says["compact"] and known:
+                rows.append((len(question.pages), len(known), -math.log(len(left))))
+                contexts.append(session.after)
+                answers.append(answer_tokens(run.tokenizer, question.answer))
+    scores = answer_logprob(run.start, contexts, answers).tolist()
+    return [(clues, known, score, careful) for (clues, known, careful), score in zip(rows, scores)]
+
+
+def reading_table(readings):
+    """Markdown: mean score (careful reader's) by scenario and clues, and by how many clues are covered."""
+    lines = ["| scenario, clues | 1 clue covered | 2 | 3 | 4 |", "|---|---|---|---|---|"]
+    for scenario, rows in readings.items():
+        for clues in sorted({row[0] for row in rows}):
+            own = [[row[2:] for row in rows if row[:2] == (clues, known)] for known in range(1, 5)]
+            cells = ["{:.2f} ({:.2f})".format(*np.mean(pairs, axis=0) + 0.) if pairs else "" for pairs in own]
+            lines.append(f"| {scenario}, {clues} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def plot(measured, path):
     """Gain against contribution of every session, with the mean of each fifth of the gains; a panel per policy."""
     figure, axes = plt.subplots(1, len(measured), figsize=(5.5 * len(measured), 4.2), layout="constrained", squeeze=False)
@@ -173,7 +205,7 @@ def main():
     parser.add_argument("--questions", type=int, default=24, help="per run and model, each attempted 8 times")
     flags = parser.parse_args()
     train.transformers.utils.logging.disable_progress_bar()
-    measured = {}
+    measured, readings = {}, {}
     for number, folder in enumerate(flags.runs):
         for name, model, run in policies(folder):
             rng = train.seeded(run.args.seed, "contribution questions")
@@ -183,8 +215,12 @@ def main():
             pooled = measured.setdefault(name, ([], []))
             pooled[0].extend({**row, "question": (number, row["question"])} for row in rows)
             pooled[1].append(success)
+            if model is run.start and not run.task.plain:       # the tiny one's names are single tokens
+                readings.setdefault(run.args.scenario, []).extend(reading(run))
             print(f"{folder} {name}: done", file=sys.stderr)
     print(table(measured, run.args.gain_weight))
+    if readings:
+        print(f"\nThe start's score of the right answer (a careful reader's):\n\n{reading_table(readings)}")
     trained = {name: pooled for name, pooled in measured.items() if not name.endswith("start")}
     plot(trained or measured, flags.runs[0].parent / "contribution.png")
 

@@ -18,7 +18,7 @@ import contribution  # noqa: E402
 import evidence     # noqa: E402
 import walk         # noqa: E402
 from report import notes, spans, summarize, valid_actions  # noqa: E402
-from rollout import Task, make_question  # noqa: E402
+from rollout import WINDOWS, Task, make_question  # noqa: E402
 
 
 def test_summary_of_two_attempts(tokenizer, run_script):
@@ -160,6 +160,18 @@ def test_correlation_by_hand():
     assert contribution.correlation([(x, 2 * x) for x in range(5)]) == pytest.approx(1)
     assert contribution.correlation([(x, -x) for x in range(5)]) == pytest.approx(-1)
     assert math.isnan(contribution.correlation([(x, 1) for x in range(5)])) and math.isnan(contribution.correlation([(0, 1), (1, 0)]))
+
+
+@pytest.mark.parametrize("scenario", ["compaction", "subagent"])
+def test_what_a_careful_reader_would_score(tokenizer, monkeypatch, scenario):
+    """One page leaves 6 names, two of three pages 3, three of four 2, and all of them the answer, also after summaries and reports."""
+    monkeypatch.setattr(contribution, "answer_logprob", lambda model, contexts, answers: torch.full((len(contexts),), -.5))
+    run = train.Run(settled("--scenario", scenario), Task(scenario, WINDOWS[scenario]), tokenizer, None)
+    rows = contribution.reading(run)
+    left = {(clues, known): round(math.exp(-careful)) for clues, known, _, careful in rows}
+    assert left == {(clues, known): 1 if known == clues else {1: 6, 2: 3, 3: 2}[known] for clues, known in left}
+    assert {(2, 2), (3, 3), (4, 4)} <= set(left)
+    assert f"| {scenario}, 2 | -0.50 (-1.79) | -0.50 (0.00) |  |  |" in contribution.reading_table({scenario: rows})
 
 
 def test_contributions_of_a_run(policy, tokenizer, tmp_path, monkeypatch, capsys):
