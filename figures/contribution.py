@@ -58,8 +58,9 @@ def values(model, run, trajectories):
         states.append(keys)
     attempts = [replayed(*prefix, run) for prefix in prefixes.values() for _ in range(CONTINUATIONS)]
     numbers = train.uniforms(len(attempts), run.task, run.args.seed, "contribution")
-    for i in range(0, len(attempts), 512):
-        play(model, run.tokenizer, attempts[i:i + 512], run.task, numbers[i:i + 512], run.args.temperature)
+    for i in range(0, len(attempts), run.args.batch_attempts):
+        part = slice(i, i + run.args.batch_attempts)
+        play(model, run.tokenizer, attempts[part], run.task, numbers[part], run.args.temperature)
     rewards = torch.tensor([attempt.trajectory().reward for attempt in attempts]).view(-1, CONTINUATIONS)   # (states, k)
     found = dict(zip(prefixes, rewards.mean(1).tolist()))
     return [[found.get(key, 0.) for key in keys] for keys in states]
