@@ -128,7 +128,9 @@ def notes(line, first, failed):
 
 def files_of(run, method, args):
     """Where a finished run's results are, and what to try next."""
-    flags = f"--scenario {args.scenario} --window {args.window}{f' --tasks {args.tasks}' if args.tasks else ''}"
+    flags = f"--scenario {args.scenario} --window {args.window} --temperature {args.temperature:g}"
+    if args.tasks:
+        flags += f" --tasks {args.tasks}"
     return f"""{run}/config.json  all settings
 {run}/curves.png  learning curves of every method
 {run}/{method}/metrics.jsonl  a line per step (so for each method)
