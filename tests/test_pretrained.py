@@ -370,15 +370,15 @@ def test_a_saved_model_is_evaluated_on_a_task_file_and_watched(saved, tmp_path, 
 
 
 def test_the_readmes_conversion_of_hotpotqa(tmp_path):
-    """Run as it stands, on a small file of that form: yes/no questions are left out and counted, paragraphs become pages."""
+    """Run as it stands, on a small file of that form: paragraphs become pages; yes/no questions, and what no page says, are left out."""
     readme = (ROOT / "README.md").read_text()
     code = readme[readme.index("    import json, sys\n"):readme.index("    END", readme.index("    import json, sys\n"))]
     item = {"_id": "1", "question": "Which river?", "answer": "Daugava", "type": "bridge", "level": "hard", "supporting_facts": [["Riga", 0]],
             "context": [["Riga", ["Riga is a city.", " It lies on the Daugava."]], ["Moon", ["No."]]]}
-    (tmp_path / "hotpot.json").write_text(json.dumps([item, item | {"answer": "yes"}, item | {"answer": "no"}]))
+    (tmp_path / "hotpot.json").write_text(json.dumps([item, *(item | {"answer": answer} for answer in ("yes", "no", "Gauja"))]))
     script = "\n".join(row[4:] for row in code.splitlines())
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "hotpot.json"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == "2 yes/no questions were left out\n", done.stderr
+    assert done.returncode == 0 and done.stderr.startswith("3 questions were left out"), done.stderr
     (tmp_path / "tasks.jsonl").write_text(done.stdout)
     question, = rollout.read_tasks(tmp_path / "tasks.jsonl")
     assert question.pages == {"Riga": "Riga is a city. It lies on the Daugava.", "Moon": "No."} and question.accepts("the daugava")
