@@ -32,6 +32,7 @@ VARIANTS = {
                 "group_advantage(rewards) * (1 + usage * torch.where(success, signal, -signal))"),
     "own": (train, "credit_tokens", FOLLOWING, "session.normalized_gain"),
     "count": (mosaic, "trajectory_advantage", "-centered_rank(counts[success])", "counts[success].float().mean() - counts[success]"),
+    "quiet": (mosaic, "trajectory_advantage", "signal[~success] = centered_rank(counts[~success])", "pass"),
     "unscaled": (mosaic, "normalize_by_kind", SCALED, "own"),
     "shaped": (train, "credit_tokens", "closing = advantage", "closing = own"),
     "wrong": (infogain, "score_sessions", "t.question.answer", "min(t.question.pages.values()).split()[0]"),
