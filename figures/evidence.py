@@ -110,8 +110,8 @@ def difference_table(sweep, base):
                 mean, half = interval([a - b for a, b in pairs if a is not None and b is not None])
                 text = f"{mean:+.{digits}f} ± {half:.{digits}f}"
                 cells.append(f"**{text}**" if abs(mean) > half else text)
-            rows.append([f"{scenario}, {method}", *cells])
-    return markdown([f"scenario, method - {base}", *MEASURES], rows)
+            rows.append([f"{scenario}, {method}", str(len(methods[method])), *cells])
+    return markdown([f"scenario, method - {base}", "seeds", *MEASURES], rows)
 
 
 def clues_table(sweep):

@@ -64,10 +64,10 @@ def test_tables_of_a_made_up_sweep(tmp_path, capsys, monkeypatch):
     evidence.main()
     rows = capsys.readouterr().out.splitlines()
     assert "| subagent, mosaic | 2 | 0.40 | 1.00 | 0.35 | 1.00 | 1.00 | 1.00 | 1 | 1.00 |" in rows
-    assert any(row.startswith("| subagent, mosaic | +0.20 ± 1.27 | +0.00 ± 0.00 | +0.15 ± 0.95 |") for row in rows)
+    assert any(row.startswith("| subagent, mosaic | 2 | +0.20 ± 1.27 | +0.00 ± 0.00 | +0.15 ± 0.95 |") for row in rows)
     assert "| subagent, mosaic | 0.25 | 0.50 | 0.75 | 0.25 | 0.50 | 0.75 |" in rows and "| subagent, fewest |  |  |  | 1 | 3 | 5 |" in rows
     assert "| hasty, subagent-2 | 0.20 | 0.50 | 3.00 | 1.00 | 1.00 |" in rows
-    assert any(row.startswith("| subagent, raw | -0.20 ± 1.27 | +0.00 ± 0.00 | -0.15 ± 0.95 |") for row in rows)
+    assert any(row.startswith("| subagent, raw | 2 | -0.20 ± 1.27 | +0.00 ± 0.00 | -0.15 ± 0.95 |") for row in rows)
     assert any("| 0% | 25% | 0% | 0% | 0% | 75% |" in row for row in rows)
     assert all((tmp_path.parent / name).stat().st_size > 10_000 for name in ("sweep.png", "utility.png", "ablation.png"))
 
