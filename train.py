@@ -712,8 +712,8 @@ def settle(args, tokenizer, tasks=()):
     for number, need in enumerate(needs, 1):
         if need > args.window:
             where = f"question {number} of {args.tasks}" if tasks else "a question of the toy world"
-            fail(f"--window {args.window} has no room for {where}, which, with a summary or fork, a search and "
-                 f"its longest page, may take {need} tokens; use --window {max(needs)} or more")
+            fail(f"--window {args.window} has no room for {where}, which, with a summary or fork, a search "
+                 f"and its longest page, may take {need} tokens; use --window {max(needs)} or more")
     return replace(task, window=args.window)
 
 
