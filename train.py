@@ -707,18 +707,18 @@ def settle(args, tokenizer, tasks=()):
         fail("--tasks needs a pretrained --model: the tiny one knows no words but those of its toy world")
     task = Task(args.scenario, 0, args.turns, args.limit, plain, own=bool(tasks))
     needs = [least_window(question, task, tokenizer) for question in tasks or long_questions(task)]
+    need = max(needs)
     if args.window is None:
-        args.window = max(needs) if plain else WINDOWS[args.scenario]
-    for number, need in enumerate(needs, 1):
-        if need > args.window:
-            where = f"question {number} of {args.tasks}" if tasks else "a question of the toy world"
-            fail(f"--window {args.window} has no room for {where}, which, with a summary or fork, a search "
-                 f"and its longest page, may take {need} tokens; use --window {max(needs)} or more")
+        args.window = need if plain else WINDOWS[args.scenario]
+    if need > args.window:
+        which = f"question {needs.index(need) + 1} of {args.tasks}" if tasks else "the toy world's longest"
+        fail(f"--window {args.window} has no room for {which}, with a summary or fork, a search and its "
+             f"longest page; use --window {need} or more")
     return replace(task, window=args.window)
 
 
 def long_questions(task):
-    """A hundred questions with four clues: they differ in how many tokens a tokenizer makes of them."""
+    """A hundred questions of the toy world with four clues; they differ in how many tokens they are."""
     rng = seeded("the longest")
     return [make_question(rng, task.says["question"], clues=4) for _ in range(100)]
 

@@ -146,9 +146,9 @@ def reading(run):
     question, clues that pages, summaries and reports have covered so far, score, careful reader's score).
     """
     rng, rows, contexts, answers = train.seeded(run.args.seed, "reading"), [], [], []
+    faultless = CAREFUL._replace(forget=0, repeat=0, guess=0, blind=0)
     for _ in range(100):
         question = make_question(rng)
-        faultless = CAREFUL._replace(forget=0, repeat=0, guess=0, blind=0)
         for session in demonstrate(question, run.task, run.tokenizer, rng, faultless).sessions:
             (_, last), known, left, _ = read(run.tokenizer.decode(session.after))
             if session.kind != "subagent" and last != run.task.says["compact"] and known:
