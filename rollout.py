@@ -532,7 +532,7 @@ def make_question(rng, wording="{}", clues=None, page=6):
 def read_tasks(path):
     """Questions from a JSONL file: an object {"question", "answer", "pages": {query: text}} a line.
 
-    ValueError names the line that is none. Blank lines are skipped.
+    ValueError names the line that is none, or says that there is none at all. Blank lines are skipped.
     """
     questions = []
     for number, line in enumerate(Path(path).read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
@@ -543,6 +543,8 @@ def read_tasks(path):
             raise ValueError(f"{path}, line {number}: {error}") from None
         except RecursionError:
             raise ValueError(f"{path}, line {number}: nested too deeply") from None
+    if not questions:
+        raise ValueError(f"{path} holds no question")
     return questions
 
 

@@ -315,10 +315,11 @@ def test_a_run_on_own_tasks(saved, tmp_path, capsys):
     assert len(lines) == 3 and {row["question"] for row in shown} == {f"{GOOD['question']} (3)"}       # the last one is held out
     assert json.loads((tmp_path / "run/config.json").read_text())["tasks"] == str(tmp_path / "tasks.jsonl")
     long = line(question="Another?", pages={"x": "the Daugava " * 900})
-    for text, word in ((line() + b"\n" + line(), "fewer than two"), (line() + b"\n" + long, "question 2 of")):
+    for text, steps, word in ((line() + b"\n" + line(), 2, "fewer than two"), (line() + b"\n" + long, 2, "question 2 of"),
+                              (b"\n\n", 0, "holds no question")):
         (tmp_path / "tasks.jsonl").write_bytes(text)
         with pytest.raises(SystemExit) as stop:
-            run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32)
+            run(saved, tmp_path / "other", "--tasks", tmp_path / "tasks.jsonl", "--limit", 32, "--steps", steps)
         assert stop.value.code == 2 and word in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
