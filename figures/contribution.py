@@ -151,7 +151,7 @@ def reading(run):
         question = make_question(rng)
         for session in demonstrate(question, run.task, run.tokenizer, rng, faultless).sessions:
             (_, last), known, left, _ = read(run.tokenizer.decode(session.after))
-            if session.kind != "subagent" and last != run.task.says["compact"] and known:
+            if last != run.task.says["compact"] and known:
                 rows.append((len(question.pages), len(known), -math.log(len(left))))
                 contexts.append(session.after)
                 answers.append(answer_tokens(run.tokenizer, question.answer))
